@@ -63,8 +63,7 @@ def test_uncommitted_files_count_and_ignored_files_do_not(repository: Repository
     snapshot = tree.snapshot()
 
     assert tree.paths(snapshot.commit) == [".gitignore", "kept.log", "new.txt"]
-    assert tree.read_file(snapshot.commit, "kept.log") == b"tracked, and changed"
-    assert tree.read_file(snapshot.commit, "README") is None
+    assert tree.read_files(snapshot.commit, ["kept.log", "README"]) == {"kept.log": b"tracked, and changed"}
     assert not snapshot.is_clean
 
 

@@ -25,7 +25,7 @@ from deltaci.controllers.change_records import (
     digest,
 )
 from deltaci.controllers.comparison import HEADS, compared
-from deltaci.controllers.pipelines import is_triggered, pipelines_at
+from deltaci.controllers.pipelines import pipelines_at
 from deltaci.controllers.projects import Project, Projects
 from deltaci.controllers.supersede import SupersedeController
 from deltaci.controllers.work_queue import KeyedWorkQueue
@@ -40,7 +40,7 @@ from deltaci.forges.credentials import repository_path
 from deltaci.git.command import GitFailed
 from deltaci.git.mirrors import Mirror, Mirrors
 from deltaci.git.repository import is_commit
-from deltaci.pipeline.pipeline_files import PipelineFile
+from deltaci.pipeline.repository import PipelineFile, is_triggered
 from deltaci.storage.port import Conflict, Store, Unavailable
 
 RESYNC_SECONDS: Final = 5.0

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
-
 from deltaci.git.command import GitFailed
 from deltaci.git.mirrors import Mirror
 from deltaci.git.repository import is_commit
 from deltaci.pipeline.change import Change
+from deltaci.pipeline.repository import ChangedPaths
 
 HEADS: Final = "refs/heads/"
-
-
-class ChangedPaths(msgspec.Struct, frozen=True):
-    """The paths that a change modified, and the commit that it was compared with.
-
-    `changed` is None if the paths are unknown; `why` is the reason.
-    """
-
-    changed: frozenset[str] | None
-    base: str = ""
-    why: str = ""
 
 
 async def compared(mirror: Mirror, change: Change, default_branch: str) -> ChangedPaths:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -17,9 +17,9 @@ import msgspec
 
 from deltaci.controllers.change_records import ChangeRecord, ChangeRecords
 from deltaci.controllers.claims import Claims
-from deltaci.controllers.comparison import HEADS, ChangedPaths, compared
+from deltaci.controllers.comparison import HEADS, compared
 from deltaci.controllers.concurrency_groups import ConcurrencyGroups
-from deltaci.controllers.pipelines import PlanFailedError, is_triggered, pipelines_at, planned
+from deltaci.controllers.pipelines import pipelines_at
 from deltaci.controllers.projects import Projects
 from deltaci.controllers.work_queue import KeyedWorkQueue
 from deltaci.core import decide, run
@@ -34,8 +34,9 @@ from deltaci.engine.engine import Engine
 from deltaci.engine.requests import Overloaded
 from deltaci.git.command import GitFailed
 from deltaci.git.mirrors import Mirror, Mirrors
-from deltaci.pipeline.pipeline_files import PipelineFile
+from deltaci.pipeline.parse.problems import errors
 from deltaci.pipeline.planning.plan import Plan
+from deltaci.pipeline.repository import ChangedPaths, PipelineFile, is_triggered, plan_file
 from deltaci.protocol.messages import Source
 from deltaci.storage.port import Conflict, Document, ListPosition, ListQuery, Store, Unavailable
 
@@ -51,6 +52,14 @@ MAX_ERROR: Final = 10_000
 NOTHING: Final = Plan(file="", name="", jobs=(), hash=plan_hash(()))
 
 LOGGER: Final = logging.getLogger(__name__)
+
+
+class PlanFailedError(Exception):
+    """A pipeline file cannot be planned. `problems` are texts with file and position."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
 
 
 class JobChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,7 +195,11 @@ class RunPlanner:
         diff = await compared(mirror, change, change.default_branch)
         file = await self._file(mirror, record, kept, diff)
         source = Source(url=project.url, commit=change.commit, ref=change.ref, credential=project.credential)
-        plan = await planned(file, change, diff, source, run_id=record.id, fork_role=project.policies.fork_role)
+        role = project.policies.fork_role
+        compiled = await asyncio.to_thread(plan_file, file, change, diff, source, run_id=record.id, fork_role=role)
+        plan = compiled.plan
+        if plan is None:
+            raise PlanFailedError(map(str, errors(compiled.problems)))
         if plan.group:
             self._in_line.add(record.id)  # Before it asks: whoever ends meanwhile must not be missed.
             if not await self.groups.enter(record, plan):

@@ -24,7 +24,7 @@ from deltaci.core.instants import SECOND
 from deltaci.core.listing import ALL_TENANTS
 from deltaci.git.mirrors import Mirrors, RemoteRefs
 from deltaci.pipeline.change import Change
-from deltaci.pipeline.pipeline_files import PipelineFile
+from deltaci.pipeline.repository import PipelineFile
 from deltaci.protocol.path_patterns import branch_filter
 from deltaci.storage.port import Conflict, Document, Store
 

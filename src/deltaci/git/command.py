@@ -208,7 +208,11 @@ class Git:
 
 
 def run_in_user_repository(
-    args: Sequence[str], folder: Path, timeout_seconds: float, env: Mapping[str, str] | None = None
+    args: Sequence[str],
+    folder: Path,
+    timeout_seconds: float,
+    env: Mapping[str, str] | None = None,
+    input: bytes = b"",
 ) -> subprocess.CompletedProcess[bytes]:
     """Run git in a folder of the user. Return its exit code and output.
 
@@ -222,7 +226,7 @@ def run_in_user_repository(
             ["git", *args],
             env={**inherited_variables, **fixed_variables, **(env or {})},
             cwd=folder,
-            stdin=subprocess.DEVNULL,
+            input=input,
             capture_output=True,
             timeout=timeout_seconds,
             check=False,

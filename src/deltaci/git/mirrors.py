@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from deltaci.git import url_policy
+from deltaci.git import blobs, url_policy
 from deltaci.git.command import FETCH_SECONDS, Git, GitFailed, GitRemote
 from deltaci.git.diff import parse_changed_paths
 from deltaci.git.repository import MISSING_ON_REMOTE, BareRepository, is_commit, is_ref
@@ -32,7 +32,6 @@ FOLDER: Final = "repositories"
 # Branches that the merge queue pushes for a moment, so that a forge can merge them. They cause no webhook events.
 TEMPORARY_BRANCH_PREFIX: Final = "deltaci/merge/"
 MAX_FILE_BYTES: Final = 1024 * 1024
-MAX_READ_BYTES: Final = 32 * 1024 * 1024  # Of all files of one call.
 MAX_MIRROR_BYTES: Final = 32 * 1024**3
 MAX_PACKS: Final = 40
 LS_REMOTE_SECONDS: Final = 30.0
@@ -275,44 +274,21 @@ class Mirror(BareRepository):
         return sorted(paths)
 
     async def read_files(self, commit: str, paths: Iterable[str], max_bytes: int = MAX_FILE_BYTES) -> dict[str, bytes]:
-        """Return the contents of these files by path. Leaves out missing files and those larger than `max_bytes`.
-
-        Also leaves out files that would exceed `MAX_READ_BYTES` in total.
-        """
-        requested_paths = [path for path in dict.fromkeys(paths) if "\n" not in path]
-        if not requested_paths:
+        """Return the contents of these files by path, without missing and too large ones. See `blobs.parse_sizes`."""
+        paths = [path for path in dict.fromkeys(paths) if "\n" not in path]
+        if not paths:
             return {}
-        revisions = "".join(f"{commit}:{path}\n" for path in requested_paths).encode()
-        out = await self.run("cat-file", "--batch-check", input=revisions)
-        blob_sizes = map(_blob_size, out.decode("utf-8", "replace").split("\n"))
-        sizes: dict[str, int] = {}
-        remaining = MAX_READ_BYTES
-        for path, size in zip(requested_paths, blob_sizes, strict=False):
-            if size is not None and size <= min(max_bytes, remaining):
-                sizes[path] = size
-                remaining -= size
+        out = await self.run("cat-file", "--batch-check", input=blobs.format_request(commit, paths))
+        sizes = blobs.parse_sizes(paths, out, max_bytes)
         if not sizes:
             return {}
-        revisions = "".join(f"{commit}:{path}\n" for path in sizes).encode()
-        out = await self.run("cat-file", "--batch", input=revisions)
-        contents: dict[str, bytes] = {}
-        position = 0
-        for path, size in sizes.items():
-            position = out.index(b"\n", position) + 1  # A header line precedes each content.
-            contents[path] = out[position : position + size]
-            position += size + 1
-        return contents
+        out = await self.run("cat-file", "--batch", input=blobs.format_request(commit, sizes))
+        return blobs.parse_contents(sizes, out)
 
     async def read_file(self, commit: str, path: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """Return the content of a file. Raise `GitFailed` if it does not exist or is larger than `max_bytes`."""
         args = ["cat-file", "blob", f"{commit}:{path}"]
         return await self.git.run(args, git_dir=self.folder, max_output_bytes=max_bytes)
-
-
-def _blob_size(line: str) -> int | None:
-    """Return the size in a line of `git cat-file --batch-check`, or None if the object is no file."""
-    object_type, _, size = line.partition(" ")[2].rpartition(" ")
-    return int(size) if object_type == "blob" and size.isdecimal() else None
 
 
 def _mirror_ref(ref: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 from msgspec import structs
@@ -13,10 +13,17 @@ from deltaci.local.tree import Snapshot, WorkingTree
 from deltaci.pipeline.change import Change, EventName
 from deltaci.pipeline.github import ParsedWorkflow
 from deltaci.pipeline.parse.parse_result import ParseResult
-from deltaci.pipeline.parse.problems import Problem
-from deltaci.pipeline.pipeline_files import PipelineFile, discover, pipeline_files, read_file
-from deltaci.pipeline.planning.compile import check_triggers, compile_pipeline
+from deltaci.pipeline.parse.problems import Problem, errors
 from deltaci.pipeline.planning.plan import Plan
+from deltaci.pipeline.repository import (
+    ChangedPaths,
+    PipelineFile,
+    is_triggered,
+    parse_pipelines,
+    paths_to_read,
+    pipeline_files,
+    plan_file,
+)
 from deltaci.protocol.messages import Source
 
 NO_COMPARISON: Final = "no comparison was requested"
@@ -63,19 +70,16 @@ def plan_folder(tree: WorkingTree, request: PlanRequest) -> LocalPlans:
     """Plan every pipeline of the folder. A file with problems has no plan, but its problems."""
     snapshot = tree.snapshot()
     base, base_name = ("", NO_COMPARISON) if request.is_all else tree.find_base(request.base, snapshot)
-    changed = tree.changed_paths(base, snapshot.commit) if base else None
+    diff = ChangedPaths(tree.changed_paths(base, snapshot.commit) if base else None, why=base_name)
     change = local_change(tree, snapshot, request, base)
     source = Source(url=str(tree.git_dir), commit=snapshot.commit, ref=tree.snapshot_ref())
-    files = read_pipelines(tree, snapshot.commit, request.files)
-    pipelines = [
-        _plan_pipeline(file, _Context(change, changed, base_name, source), request)
-        for file in _with_jobs(files, request.jobs)
-    ]
+    files = _with_jobs(_read_pipelines(tree, snapshot.commit, request.files), request.jobs)
     comparison = (
-        f"{len(changed)} changed since {base_name}"
-        if changed is not None
+        f"{len(diff.changed)} changed since {base_name}"
+        if diff.changed is not None
         else f"every path counts as changed: {base_name}"
     )
+    pipelines = [_plan_pipeline(file, change, diff, source, request) for file in files]
     return LocalPlans(change=change, snapshot=snapshot, comparison=comparison, pipelines=pipelines)
 
 
@@ -101,25 +105,17 @@ def local_change(tree: WorkingTree, snapshot: Snapshot, request: PlanRequest, ba
     )
 
 
-def read_pipelines(tree: WorkingTree, commit: str, selected_paths: Sequence[str]) -> list[PipelineFile]:
-    """Read the pipeline files, or only `selected_paths`; without any file, detect a pipeline from the repository."""
+def _read_pipelines(tree: WorkingTree, commit: str, selected_paths: Sequence[str]) -> list[PipelineFile]:
+    """Read the pipeline files, or only `selected_paths`."""
     paths = tree.paths(commit)
-
-    def read(path: str) -> bytes | None:
-        return tree.read_file(commit, path)
-
-    chosen = sorted(selected_paths) if selected_paths else pipeline_files(paths)
-    if not chosen:
-        return [discover(paths, read)]
-    files = []
-    for path in chosen:
-        content = read(path)
-        if content is None:
+    files = sorted(selected_paths) or pipeline_files(paths)
+    contents = tree.read_files(commit, paths_to_read(paths, files))
+    for path in selected_paths:
+        if path not in contents:
             raise Refused(
                 "not_found", f"there is no file {path!r} in {tree.root}; give its path relative to that folder"
             )
-        files.append(read_file(path, content, paths, read))
-    return files
+    return parse_pipelines(paths, files, contents)
 
 
 def _with_jobs(files: list[PipelineFile], jobs: Sequence[str]) -> list[PipelineFile]:
@@ -134,16 +130,9 @@ def _job_names(result: ParseResult) -> set[str]:
     return set(result.pipeline.jobs) if result.pipeline is not None else set()
 
 
-class _Context(NamedTuple):
-    """What all pipelines are planned with."""
-
-    change: Change
-    changed: frozenset[str] | None
-    base_name: str
-    source: Source
-
-
-def _plan_pipeline(file: PipelineFile, context: _Context, request: PlanRequest) -> PlannedPipeline:
+def _plan_pipeline(
+    file: PipelineFile, change: Change, diff: ChangedPaths, source: Source, request: PlanRequest
+) -> PlannedPipeline:
     result = file.result
     # A workflow with unsupported jobs runs only if the user names supported jobs alone.
     is_supported_part = (
@@ -153,29 +142,18 @@ def _plan_pipeline(file: PipelineFile, context: _Context, request: PlanRequest) 
     )
     if is_supported_part and isinstance(result, ParsedWorkflow) and result.supported_pipeline is not None:
         result = structs.replace(result, pipeline=result.supported_pipeline, problems=result.notes)
+        file = structs.replace(file, result=result)
     common: dict[str, Any] = {"file": result.file, "text": file.text, "is_foreign": file.kind == "github"}
     if result.pipeline is None:
-        return PlannedPipeline(**common, problems=_errors(result.problems))
-    is_triggered, reason = check_triggers(result.pipeline, context.change, context.changed)
-    if request.files and not is_triggered:  # A file that the user names always runs.
-        is_triggered, reason = True, f"it was named, though {reason}"
-    if not is_triggered:
+        return PlannedPipeline(**common, problems=errors(result.problems))
+    is_on, reason = is_triggered(file, change, diff.changed)
+    if request.files and not is_on:  # A file that the user names always runs.
+        is_on, reason = True, f"it was named, though {reason}"
+    if not is_on:
         return PlannedPipeline(**common, reason=reason)
-    compiled = compile_pipeline(
-        result,
-        context.change,
-        changed=context.changed,
-        unknown_because=context.base_name,
-        source=context.source,
-        only=request.jobs,
-        matrix={name: (value,) for name, value in request.matrix.items()},
-        grants_mentioned_secrets=file.grants_mentioned_secrets,
-    )
+    matrix = {name: (value,) for name, value in request.matrix.items()}
+    compiled = plan_file(file, change, diff, source, only=request.jobs, matrix=matrix)
     notes = tuple(problem for problem in compiled.problems if problem.is_warning)
     return PlannedPipeline(
-        **common, is_triggered=True, reason=reason, plan=compiled.plan, problems=_errors(compiled.problems), notes=notes
+        **common, is_triggered=True, reason=reason, plan=compiled.plan, problems=errors(compiled.problems), notes=notes
     )
-
-
-def _errors(problems: Sequence[Problem]) -> tuple[Problem, ...]:
-    return tuple(problem for problem in problems if not problem.is_warning)

@@ -9,18 +9,19 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from deltaci.core.errors import Refused
+from deltaci.git import blobs
 from deltaci.git.command import run_in_user_repository
 from deltaci.git.diff import parse_changed_paths
+from deltaci.pipeline.repository import MAX_FILE_BYTES
 
 GIT_SECONDS: Final = 600.0
-MAX_FILE_BYTES: Final = 1024 * 1024
 _AUTHOR_ENV: Final = {
     f"GIT_{who}_{what}": value
     for who in ("AUTHOR", "COMMITTER")
@@ -107,12 +108,13 @@ class WorkingTree:
         listed = self._checked_git("ls-tree", "-r", "-z", "--name-only", commit)
         return [path for path in listed.split("\0") if path]
 
-    def read_file(self, commit: str, path: str) -> bytes | None:
-        """Return one file of a commit; None if it does not exist or is too large for a pipeline file."""
-        size = self._git("cat-file", "-s", f"{commit}:{path}")
-        if size.returncode or int(size.stdout or 0) > MAX_FILE_BYTES:
-            return None
-        return self._git("cat-file", "blob", f"{commit}:{path}").stdout
+    def read_files(self, commit: str, paths: Iterable[str]) -> dict[str, bytes]:
+        """Return the contents of these files by path, without missing ones and those too large for a pipeline file."""
+        paths = [path for path in paths if "\n" not in path]
+        checked = self._git("cat-file", "--batch-check", input=blobs.format_request(commit, paths))
+        sizes = blobs.parse_sizes(paths, checked.stdout, MAX_FILE_BYTES)
+        output = self._git("cat-file", "--batch", input=blobs.format_request(commit, sizes)).stdout
+        return blobs.parse_contents(sizes, output)
 
     # -- what changed
 
@@ -187,15 +189,17 @@ class WorkingTree:
         result = run_in_user_repository(["-C", str(self._start), *arguments], Path("/"), GIT_SECONDS)
         return result.stdout.decode("utf-8", "surrogateescape").strip() if not result.returncode else ""
 
-    def _git(self, *arguments: str, extra_env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
+    def _git(
+        self, *arguments: str, extra_env: Mapping[str, str] | None = None, input: bytes = b""
+    ) -> subprocess.CompletedProcess[bytes]:
         """Run git in our repository, with the user's folder as its working tree."""
         locations = {
             "GIT_DIR": str(self.git_dir),
             "GIT_WORK_TREE": str(self.root),
             "GIT_INDEX_FILE": str(self.git_dir / "here.index"),
         }
-        env = {**locations, **(extra_env or {})}
-        return run_in_user_repository(["-c", "advice.addEmbeddedRepo=false", *arguments], self.root, GIT_SECONDS, env)
+        arguments = ("-c", "advice.addEmbeddedRepo=false", *arguments)
+        return run_in_user_repository(arguments, self.root, GIT_SECONDS, {**locations, **(extra_env or {})}, input)
 
     def _checked_git(self, *arguments: str, extra_env: Mapping[str, str] | None = None) -> str:
         """Run git in our repository and return its output. Raises `Refused` on failure."""

@@ -253,8 +253,8 @@ def test_detection_returns_a_pipeline_or_refuses_with_a_reason() -> None:
     """The planner calls it for a repository without a pipeline file."""
     texts: dict[str, str | None] = {"go.mod": "module x", "a.go": ""}
 
-    assert set(detect_pipeline(texts, texts.get).jobs) == {"build"}
+    assert set(detect_pipeline(texts, texts).jobs) == {"build"}
     with pytest.raises(Refused, match=r"no pipeline file.*deltaci init"):
-        detect_pipeline(["README.md"], lambda path: None)
+        detect_pipeline(["README.md"], {})
     with pytest.raises(Refused, match=r"possible jobs: \.NET build"):
-        detect_pipeline(["X.csproj"], lambda path: FORMS)
+        detect_pipeline(["X.csproj"], {"X.csproj": FORMS})

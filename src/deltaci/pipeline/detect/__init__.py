@@ -2,14 +2,15 @@
 
 Detection has two pure steps: `files_to_read` selects a few files by name; `propose` returns the jobs that all names and
 the texts of these files suggest, with their confidence, and a pipeline of the jobs that are not guesses.
-`detect_pipeline` runs both. The texts of a repository are untrusted: from them, commands contain only script and target
-names that are listed here, and names with safe characters. Imports `core.errors`, `pipeline.model`, `pipeline.parse`.
+`detect_pipeline` returns only the pipeline. The texts of a repository are untrusted: from them, commands contain only
+script and target names that are listed here, and names with safe characters.
+Imports `core.errors`, `pipeline.model`, `pipeline.parse`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -83,13 +84,9 @@ def propose(paths: Iterable[str], texts: Mapping[str, str | None]) -> Proposal:
     return Proposal(findings=tuple(findings), unclear=tuple(map(_printable, unclear)), pipeline=pipeline)
 
 
-def detect_pipeline(paths: Iterable[str], read_text: Callable[[str], str | None]) -> model.Pipeline:
-    """Return the pipeline of the jobs that are certain enough. Raise `Refused` if there are none.
-
-    `read_text` returns the text of a file of the repository.
-    """
-    normalized = normalize_paths(paths)
-    proposal = propose(normalized, {path: read_text(path) for path in files_to_read(normalized)})
+def detect_pipeline(paths: Iterable[str], texts: Mapping[str, str | None]) -> model.Pipeline:
+    """Return the pipeline of the jobs that are certain enough. Raise `Refused` if there are none."""
+    proposal = propose(normalize_paths(paths), texts)
     if proposal.pipeline is None:
         possible_jobs = (
             f"; possible jobs: {', '.join(finding.title for finding in proposal.findings[:5])}"

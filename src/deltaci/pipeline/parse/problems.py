@@ -133,3 +133,8 @@ def join_words(words: Iterable[str], conjunction: str = "or") -> str:
     """Join words for a message: `a, b or c`."""
     *first_words, last_word = [*words]
     return f"{', '.join(first_words)} {conjunction} {last_word}" if first_words else last_word
+
+
+def errors(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Return the problems that are not warnings: they prevent a plan."""
+    return tuple(problem for problem in problems if not problem.is_warning)

@@ -1,0 +1,39 @@
+"""Read many files of a commit with two git commands: `cat-file --batch-check`, then `cat-file --batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+MAX_READ_BYTES: Final = 32 * 1024 * 1024  # Of all files.
+
+
+def format_request(commit: str, paths: Iterable[str]) -> bytes:
+    """Return the input of both commands for these paths, which must not contain a line feed."""
+    return "".join(f"{commit}:{path}\n" for path in paths).encode("utf-8", "surrogateescape")
+
+
+def parse_sizes(paths: Iterable[str], output: bytes, max_bytes: int) -> dict[str, int]:
+    """Return the sizes of the files by path, without missing ones and those larger than `max_bytes`.
+
+    Also leaves out what would exceed `MAX_READ_BYTES` in total.
+    """
+    sizes: dict[str, int] = {}
+    remaining = MAX_READ_BYTES
+    for path, line in zip(paths, output.decode("utf-8", "replace").split("\n"), strict=False):
+        type, _, size = line.partition(" ")[2].rpartition(" ")
+        if type == "blob" and size.isdecimal() and int(size) <= min(max_bytes, remaining):
+            sizes[path] = int(size)
+            remaining -= int(size)
+    return sizes
+
+
+def parse_contents(sizes: Mapping[str, int], output: bytes) -> dict[str, bytes]:
+    """Return the contents of the files by path."""
+    contents: dict[str, bytes] = {}
+    position = 0
+    for path, size in sizes.items():
+        position = output.index(b"\n", position) + 1  # A header line precedes each content.
+        contents[path] = output[position : position + size]
+        position += size + 1
+    return contents

@@ -1,0 +1,157 @@
+"""Plan the pipelines of a repository: its Delta CI files, else its GitHub workflows, else a detected pipeline.
+
+The server and the command line read files in different ways, so nothing here does: `pipeline_files` selects the
+pipelines by path, `paths_to_read` says which contents they need, `parse_pipelines` parses them, and `plan_file`
+compiles one of them for a change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from deltaci.core.approvals import Gate
+from deltaci.core.job import APPROVAL
+from deltaci.core.plan import plan_hash
+from deltaci.pipeline import github
+from deltaci.pipeline.change import Change
+from deltaci.pipeline.detect import detect_pipeline, files_to_read
+from deltaci.pipeline.github.composite_actions import ACTION_FILES
+from deltaci.pipeline.parse.parse_result import ParseResult
+from deltaci.pipeline.parse.problems import Problem, errors
+from deltaci.pipeline.parse.reader import parse_pipeline
+from deltaci.pipeline.planning.compile import UNTRUSTED, CompileResult, check_triggers, compile_pipeline
+from deltaci.pipeline.planning.plan import Plan
+from deltaci.protocol.messages import Source
+
+MAX_FILES: Final = 200
+MAX_ACTIONS: Final = 1000
+MAX_FILE_BYTES: Final = 1024 * 1024
+DISCOVERED: Final = "discovered"  # The file name of a detected pipeline.
+
+Kind = Literal["own", "github", "discovered"]
+
+# Only the files of the first kind that a repository has are used.
+_KINDS: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
+    ("own", re.compile(r"\.deltaci\.ya?ml|\.deltaci/[^/]+\.ya?ml")),
+    ("github", re.compile(r"\.github/workflows/[^/]+\.ya?ml")),
+)
+
+
+class PipelineFile(Struct, frozen=True, kw_only=True):
+    """A parsed pipeline file of a repository, or a detected pipeline. `text` is the content of the file."""
+
+    kind: Kind
+    result: ParseResult
+    text: str = ""
+
+
+class ChangedPaths(Struct, frozen=True):
+    """The paths that a change modified, and the commit that it was compared with.
+
+    `changed` is None if the paths are unknown; `why` is the reason.
+    """
+
+    changed: frozenset[str] | None
+    base: str = ""
+    why: str = ""
+
+
+def pipeline_files(paths: Collection[str]) -> tuple[str, ...]:
+    """Return the paths of the Delta CI files or, if there are none, of the GitHub workflows; sorted, at most 200."""
+    for _, pattern in _KINDS:
+        files = sorted(path for path in paths if pattern.fullmatch(path))
+        if files:
+            return tuple(files[:MAX_FILES])
+    return ()
+
+
+def paths_to_read(paths: Collection[str], files: Collection[str]) -> tuple[str, ...]:
+    """Return the files whose contents `parse_pipelines` needs, of a repository with these paths."""
+    if not files:
+        return files_to_read(paths)
+    actions: list[str] = []
+    if any(_kind(file) == "github" for file in files):
+        actions = [path for path in paths if path.rpartition("/")[2] in ACTION_FILES]
+    return (*files, *actions[:MAX_ACTIONS])
+
+
+def parse_pipelines(
+    paths: Collection[str], files: Collection[str], contents: Mapping[str, bytes]
+) -> list[PipelineFile]:
+    """Parse pipeline files or, if there are none, detect a pipeline.
+
+    `contents` are those of `paths_to_read`, without files of more than `MAX_FILE_BYTES`. Raises `Refused` if no job
+    can be detected with certainty.
+    """
+    texts = {path: content.decode("utf-8", "replace") for path, content in contents.items()}
+    if not files:
+        return [
+            PipelineFile(kind="discovered", result=ParseResult(file=DISCOVERED, pipeline=detect_pipeline(paths, texts)))
+        ]
+    return [_parse(file, contents.get(file), texts) for file in files]
+
+
+def _parse(path: str, content: bytes | None, texts: Mapping[str, str]) -> PipelineFile:
+    if content is None:
+        expected = f"expected at most {MAX_FILE_BYTES:,} bytes"
+        problem = Problem(file=path, line=1, column=1, found="it is too large", expected=expected)
+        return PipelineFile(kind="own", result=ParseResult(file=path, pipeline=None, problems=(problem,)))
+    kind = _kind(path)
+    result = github.parse_workflow(content, path, texts) if kind == "github" else parse_pipeline(content, path)
+    return PipelineFile(kind=kind, result=result, text=texts[path])
+
+
+def _kind(path: str) -> Kind:
+    """Return how to parse a file. A file that is named by a user may be at any path."""
+    return next((kind for kind, pattern in _KINDS if pattern.fullmatch(path)), "own")
+
+
+def is_triggered(file: PipelineFile, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:
+    """Return whether the file runs for this change, and why. An invalid file runs, so that its problems are shown."""
+    if file.result.pipeline is None:
+        return True, f"it has {len(errors(file.result.problems))} problems, so its triggers are unknown"
+    return check_triggers(file.result.pipeline, change, changed)
+
+
+def plan_file(
+    file: PipelineFile,
+    change: Change,
+    diff: ChangedPaths,
+    source: Source,
+    *,
+    run_id: str = "",
+    fork_role: str = "",
+    only: Sequence[str] = (),
+    matrix: Mapping[str, Collection[str]] | None = None,
+) -> CompileResult:
+    """Compile a file for a change. The author of a change from a fork cannot approve it; `fork_role` can."""
+    compiled = compile_pipeline(
+        file.result,
+        change,
+        changed=diff.changed,
+        unknown_because=diff.why,
+        source=source,
+        run_id=run_id,
+        grants_mentioned_secrets=file.kind == "github",  # As on GitHub, where no job declares them.
+        only=only,
+        matrix=matrix,
+    )
+    if compiled.plan is None or not change.is_fork:
+        return compiled
+    return replace(compiled, plan=_with_fork_gates(compiled.plan, fork_role))
+
+
+def _with_fork_gates(plan: Plan, role: str) -> Plan:
+    gate = Gate(role=role, not_by_starter=True)
+    jobs = tuple(
+        replace(job, spec=replace(job.spec, gate=gate)) if job.code == UNTRUSTED and job.spec.kind == APPROVAL else job
+        for job in plan.jobs
+    )
+    specs = [job.spec for job in jobs]
+    hash = plan_hash(specs, is_fail_fast=plan.is_fail_fast, timeout_seconds=plan.timeout_seconds)
+    return replace(plan, jobs=jobs, hash=hash)
