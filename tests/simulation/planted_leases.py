@@ -68,14 +68,16 @@ def lease_number_is_reused() -> Iterator[None]:
 @fault
 def renewal_adds_a_ttl() -> Iterator[None]:
     """A heartbeat adds a TTL to the end of the lease, instead of starting a new one now."""
-    with patched((lease, "_renewed", lambda live_lease, at: live_lease.expires_at + live_lease.ttl_seconds * SECOND)):
+    with patched(
+        (lease, "_renewed_expiry", lambda live_lease, at: live_lease.expires_at + live_lease.ttl_seconds * SECOND)
+    ):
         yield
 
 
 @fault
 def renewal_shortens_the_lease() -> Iterator[None]:
     """A renewal ends the lease earlier than promised before."""
-    with patched((lease, "_renewed", lambda live_lease, at: at + live_lease.ttl_seconds * SECOND // 2)):
+    with patched((lease, "_renewed_expiry", lambda live_lease, at: at + live_lease.ttl_seconds * SECOND // 2)):
         yield
 
 

@@ -20,7 +20,10 @@ MAX_APPROVERS: Final = 100
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who must approve: `approvers` different people, with `role`, and, if `not_by_starter`, not the run's starter."""
+    """The requirements of an approval gate: `approvers` different people must approve, each with `role` if it is set.
+
+    With `not_by_starter`, the person who started the run cannot be one of them.
+    """
 
     role: str = ""
     approvers: int = 1
@@ -28,7 +31,7 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the approval of any one person is enough."""
+        """Whether the gate has the default requirements: one approval, by any person."""
         return self == PLAIN_GATE
 
 
@@ -44,13 +47,13 @@ class Approval(msgspec.Struct, frozen=True, array_like=True):
 
 
 def person_name(actor: str) -> str:
-    """Return the name of a person who acts, such as `ada` for `user:ada`; empty for other actors."""
+    """Return the name of the person behind an actor, such as `ada` for `user:ada`; empty for other kinds of actors."""
     kind, _, name = actor.partition(":")
     return name if kind == USER else ""
 
 
 def check_gate(name: str, gate: Gate) -> None:
-    """Refuse a gate with an impossible number of approvers."""
+    """Refuse a gate of the job `name` unless it requires 1 to MAX_APPROVERS approvers."""
     if not 1 <= gate.approvers <= MAX_APPROVERS:
         raise Refused(
             "bad_request",
@@ -59,7 +62,10 @@ def check_gate(name: str, gate: Gate) -> None:
 
 
 def creation_metadata(gate: Gate, started_by: str) -> dict[str, Any]:
-    """Return the gate's settings for the metadata of its creation, so that the log alone shows who may approve it."""
+    """Return the requirements of the gate that are not the default, for the event that creates its job.
+
+    Thus the log alone shows who may approve.
+    """
     metadata: dict[str, Any] = {}
     if gate.role:
         metadata["role"] = gate.role
@@ -71,7 +77,7 @@ def creation_metadata(gate: Gate, started_by: str) -> dict[str, Any]:
 
 
 def refusal_reason(gate: Gate, person: str, roles: Collection[str], started_by: str, *, approves: bool) -> str:
-    """Return in a few words why this person may not approve (or reject) at this gate; empty if they may."""
+    """Return a short text that says why this person may not approve or reject at this gate; empty if they may."""
     if not gate.is_plain and not person:
         return "it is decided by people with a name"
     if gate.role and gate.role not in roles:
@@ -82,7 +88,7 @@ def refusal_reason(gate: Gate, person: str, roles: Collection[str], started_by: 
 
 
 def check_same_plan(job: Job, plan_hash: str) -> None:
-    """Refuse a decision about another plan than the gate's. An empty hash means the current plan."""
+    """Refuse an approval or rejection of another plan than the gate's. An empty `plan_hash` means the gate's plan."""
     if plan_hash and plan_hash != job.plan_hash:
         raise Refused(
             "plan_changed",
@@ -92,9 +98,9 @@ def check_same_plan(job: Job, plan_hash: str) -> None:
 
 
 def check_decider(job: Job, command: Approve | Reject, *, approves: bool = False) -> None:
-    """Refuse the decision of a person who may not make it, or about another plan.
+    """Refuse an approval or rejection by a person who may not make it, or of another plan than the gate's.
 
-    A person who may not approve because they started the run may still reject.
+    With `not_by_starter`, the person who started the run may not approve, but may reject.
     """
     check_same_plan(job, command.plan_hash)
     reason = refusal_reason(job.spec.gate, person_name(command.actor), command.roles, job.started_by, approves=approves)
@@ -104,12 +110,15 @@ def check_decider(job: Job, command: Approve | Reject, *, approves: bool = False
         raise Refused(
             "not_allowed",
             f"{command.actor}, with {roles}, may not {verb} job {job.id}: {reason}; "
-            f"ask one of them ({_approval_count(job)})",
+            f"ask one of them ({_approval_progress(job)})",
         )
 
 
 def decision_metadata(job: Job, command: Approve | Reject, approvals: tuple[Approval, ...]) -> dict[str, Any]:
-    """Return the metadata of a decision: its comment, its plan and, unless the gate is plain, the approvers."""
+    """Return the event metadata of an approval or rejection: the comment, the plan hash and the approvers so far.
+
+    The approvers are omitted for a plain gate, and so is the plan hash unless the command names one.
+    """
     metadata: dict[str, Any] = {"comment": command.comment}
     is_plain = job.spec.gate.is_plain
     if job.plan_hash and (command.plan_hash or not is_plain):
@@ -119,5 +128,5 @@ def decision_metadata(job: Job, command: Approve | Reject, approvals: tuple[Appr
     return metadata
 
 
-def _approval_count(job: Job) -> str:
+def _approval_progress(job: Job) -> str:
     return f"{len(job.approvals)} of {job.spec.gate.approvers} approvals are given"

@@ -55,7 +55,10 @@ REQUEUED_IMMEDIATELY: Final = DETECTED_LOST | {HANDED_BACK}
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The result of the validation rules that the runner checks after the execution; `details` are the failures."""
+    """The result of the validation rules that the runner checks after the execution.
+
+    `details` names the failed rules.
+    """
 
     is_passed: bool
     details: str = ""
@@ -95,12 +98,12 @@ class Attempt(Record, frozen=True, kw_only=True):
 
     @property
     def times_out_at(self) -> int:
-        """The job timeout, which counts from RUNNING, not from the claim; 0 before."""
+        """When the job timeout ends: `timeout_seconds` after the attempt entered RUNNING, 0 before that."""
         return self.started_at + self.timeout_seconds * SECOND if self.started_at else 0
 
 
 class Publish(Command, frozen=True, kw_only=True):
-    """Create the attempt and make it claimable."""
+    """Queue a new attempt, so that workers can claim it."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
 
@@ -131,11 +134,11 @@ class LeasedCommand(Command, frozen=True, kw_only=True):
 
 
 class Ack(LeasedCommand, frozen=True, kw_only=True):
-    """The runner accepted the job."""
+    """Record that the runner accepted the job, and renew the lease."""
 
 
 class Start(LeasedCommand, frozen=True, kw_only=True):
-    """The runner executes the steps now."""
+    """Record that the runner has begun to execute the steps, and renew the lease."""
 
 
 class Extend(LeasedCommand, frozen=True, kw_only=True):
@@ -143,17 +146,17 @@ class Extend(LeasedCommand, frozen=True, kw_only=True):
 
 
 class Heartbeat(LeasedCommand, frozen=True, kw_only=True):
-    """Renew the lease of a running attempt: the heartbeat of document 001. `progress` is only displayed."""
+    """Renew the lease of a running attempt: the heartbeat of document 001. `progress` is stored only for display."""
 
     progress: Any = None
 
 
 class BeginUpload(LeasedCommand, frozen=True, kw_only=True):
-    """The steps ended and the runner uploads logs and artifacts."""
+    """Record that the steps have ended and the runner uploads logs and artifacts; renew the lease."""
 
 
 class Outcome(LeasedCommand, frozen=True, kw_only=True):
-    """The end of an execution as the runner reports it; `report` lists artifacts, timings and the like.
+    """The result of an execution as the runner reports it; `report` lists artifacts, timings and the like.
 
     Only a success has a `verdict`, which says whether the result is valid. The orchestrator adds `facts` about a
     failure and the project's `rules` to classify it, because it decides about retries.
@@ -168,26 +171,30 @@ class Outcome(LeasedCommand, frozen=True, kw_only=True):
     verdict: Verdict | None = None
 
     def succeeds(self, job_id: str) -> bool:
-        """Return whether the attempt succeeds. An invalid result fails its job or, without a job, the attempt."""
+        """Return whether the attempt succeeds with this outcome.
+
+        An invalid result fails an attempt without a job. With a job, the attempt succeeds and the job's validation
+        fails.
+        """
         return self.is_success and (bool(job_id) or self.verdict is None or self.verdict.is_passed)
 
 
 class Finish(Outcome, frozen=True, kw_only=True):
-    """Finish a running attempt: complete and fail of document 004."""
+    """Finish a running attempt with its result: `complete` and `fail` of document 004."""
 
 
 class Complete(Outcome, frozen=True, kw_only=True):
-    """Finish the attempt; implies the earlier steps that the runner did not report. Document 001."""
+    """Finish the attempt with its result, after the earlier steps that the runner did not report. Document 001."""
 
 
 class CancelAck(LeasedCommand, frozen=True, kw_only=True):
-    """The runner has stopped the cancelled attempt."""
+    """Finish a requested cancellation: the runner has stopped the attempt."""
 
     report: Any = None
 
 
 class Cancel(Command, frozen=True, kw_only=True):
-    """Request the cancellation. With a live lease the runner has until the deadline to acknowledge it."""
+    """Request the cancellation. A runner with a live lease has `deadline_seconds` to acknowledge it."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
 
@@ -196,7 +203,7 @@ class Cancel(Command, frozen=True, kw_only=True):
 
 
 class Expire(Command, frozen=True, kw_only=True):
-    """The lease expired."""
+    """End the lease because it was not renewed in time."""
 
 
 class RevokeUnaccepted(Command, frozen=True, kw_only=True):
@@ -218,11 +225,11 @@ class Requeue(Command, frozen=True, kw_only=True):
 
 
 class TimeOut(Command, frozen=True, kw_only=True):
-    """The job timeout has passed."""
+    """End the attempt because its job timeout has passed."""
 
 
 class ForceCancel(Command, frozen=True, kw_only=True):
-    """Finish a cancellation that no runner will acknowledge."""
+    """Finish a requested cancellation without the runner: there is none, or its deadline has passed."""
 
 
 def _with_lease(attempt: Attempt, command_type: type[Command], at: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -370,14 +377,14 @@ def _failure_metadata(failure: Failure) -> dict[str, Any]:
 
 def _stale(attempt: Attempt, command_type: type[Command], at: int, reason: str, *, is_lost: bool = True) -> Transition:
     changes, metadata = _with_lease(attempt, command_type, at)
-    ended: Lease = changes["ended_lease"]
-    lost = attempt.lost_leases + (1 if is_lost else 0)
+    ended_lease: Lease = changes["ended_lease"]
+    lost_leases = attempt.lost_leases + (1 if is_lost else 0)
     # A runner that accepted the job may execute it until its lease would have ended: no other may start before.
-    fence = ended.expires_at if is_lost and reason != NOT_ACCEPTED else at
-    changes.update(lost_leases=lost, fence_until=fence, started_at=0)
+    fence_until = ended_lease.expires_at if is_lost and reason != NOT_ACCEPTED else at
+    changes.update(lost_leases=lost_leases, fence_until=fence_until, started_at=0)
     if reason in DETECTED_LOST:
         changes.update(_avoid_changes(attempt, changes))
-    return STALE, changes, {**metadata, "reason": reason, "lost_leases": lost}
+    return STALE, changes, {**metadata, "reason": reason, "lost_leases": lost_leases}
 
 
 def _expire(attempt: Attempt, _command: Expire, at: int) -> Transition:
@@ -417,7 +424,10 @@ def _requeue(attempt: Attempt, _command: Requeue, at: int) -> Transition:
 
 
 def _take_over(attempt: Attempt, command_type: type[Command], at: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """End the live lease on behalf of the orchestrator, which counts as another claim."""
+    """End the live lease on behalf of the orchestrator; return the changed fields and the event metadata.
+
+    The takeover counts as another claim. Without a live lease nothing changes.
+    """
     live = attempt.lease
     if live is None:  # Taken over when the cancellation was requested.
         return {}, {}
@@ -438,9 +448,9 @@ def _time_out(attempt: Attempt, _command: TimeOut, at: int) -> Transition:
 
 
 def _cancel(attempt: Attempt, command: Cancel, at: int) -> Transition:
-    by = at + command.deadline_seconds * SECOND
-    changes: dict[str, Any] = {"cancel_reason": command.reason, "cancel_by": by}
-    metadata: dict[str, Any] = {"reason": command.reason, "cancel_by": by}
+    deadline = at + command.deadline_seconds * SECOND
+    changes: dict[str, Any] = {"cancel_reason": command.reason, "cancel_by": deadline}
+    metadata: dict[str, Any] = {"reason": command.reason, "cancel_by": deadline}
     if attempt.lease is None:
         changes["claims"] = metadata["claims"] = attempt.claims + 1
     return CANCEL_REQUESTED, changes, metadata
@@ -486,13 +496,17 @@ def effective_exit_code(outcome: Outcome) -> int | None:
 
 
 def _reported_exit_code(outcome: Outcome) -> int | None:
+    """Return the exit code that the runner reported, or 0 for a successful `Finish` without one."""
     # Document 004 has no exit codes: completing a job through the queue means exit code 0.
-    is_plain = outcome.is_success and outcome.exit_code is None and isinstance(outcome, Finish)
-    return 0 if is_plain else outcome.exit_code
+    is_zero_implied = outcome.is_success and outcome.exit_code is None and isinstance(outcome, Finish)
+    return 0 if is_zero_implied else outcome.exit_code
 
 
 def failure_from(outcome: Outcome) -> Failure:
-    """Return the failure of the validation, if the execution succeeded, or else classify the failure."""
+    """Return the failure that a failed outcome stands for.
+
+    That is a failed validation if the execution succeeded; otherwise the rules classify the facts.
+    """
     if outcome.is_success and outcome.verdict is not None:
         return failures.validation_failure(outcome.verdict.details)
     facts = outcome.facts
@@ -501,7 +515,7 @@ def failure_from(outcome: Outcome) -> Failure:
     return failures.classify(facts, (*outcome.rules, *failures.RULES))
 
 
-def _not_requested(attempt: Attempt, _command: CancelAck, _at: int) -> None:
+def _refuse_unrequested(attempt: Attempt, _command: CancelAck, _at: int) -> None:
     raise Refused(
         "cancel_not_requested", f"no cancel of attempt {attempt.id} was requested; continue, or report a result"
     )
@@ -562,7 +576,8 @@ MACHINE: Final[Machine[Attempt]] = Machine(
           (CancelAck, "the runner reported that it stopped", ("ORC-A10", "PRO-Q11")),
           (Complete, "cancel wins: the late result counts as the acknowledgement", ("MOD-3",)),
           (Finish, "cancel wins: the late result counts as the acknowledgement", ("MOD-3",)))),
-    *(Rule(s, CancelAck, (), _not_requested, ORCHESTRATOR, "refused: a cancel must be requested first", ("PRO-Q11",))
+    *(Rule(s, CancelAck, (), _refuse_unrequested,
+           ORCHESTRATOR, "refused: a cancel must be requested first", ("PRO-Q11",))
       for s in ACTIVE_STATES),
     *(Implies(CANCEL_REQUESTED, command, Ack, "a runner that stopped the job had accepted it", when=_is_unacknowledged)
       for command in (CancelAck, Complete, Finish)),
@@ -605,21 +620,24 @@ _APPLIED_LEASE_STATES: Final = {
 
 
 def decide(attempt: Attempt, command: Command, at: int, events: list[Event]) -> Attempt:
-    """Apply a submitted command. Refuse a message that is not under the live lease as stale, unless it is a repeat."""
+    """Apply a submitted command and return the changed attempt, or the same attempt for a repeated message.
+
+    Refuse any other message that was not sent under the live lease with `StaleLease`.
+    """
     if isinstance(command, LeasedCommand):
         if command.tenant and command.tenant != attempt.tenant:
             raise lease.unknown_attempt(command.id)
         worker_id = command.actor.partition(":")[2]
         if command.request_id and is_repeat(attempt, command):
             return attempt
-        if attempt.ended_lease is not None and _was_applied(attempt, command, worker_id):
+        if attempt.ended_lease is not None and _was_result_applied(attempt, command, worker_id):
             return attempt
         at = at if at > attempt.updated_at else attempt.updated_at
         lease.check_fence(attempt.lease, attempt.ended_lease, command.lease, worker_id, at)
     return MACHINE.decide(attempt, command, at, events)
 
 
-def _was_applied(attempt: Attempt, command: LeasedCommand, worker_id: str) -> bool:
+def _was_result_applied(attempt: Attempt, command: LeasedCommand, worker_id: str) -> bool:
     ended = attempt.ended_lease
     if ended is None or ended.state not in _APPLIED_LEASE_STATES.get(type(command), ()):
         return False
@@ -629,7 +647,7 @@ def _was_applied(attempt: Attempt, command: LeasedCommand, worker_id: str) -> bo
 
 
 def _is_same_outcome(attempt: Attempt, outcome: Outcome) -> bool:
-    """Return whether this outcome ended the attempt, so that the message is a repeat."""
+    """Return whether the attempt ended with this outcome, so that the message is a repeat."""
     is_success = attempt.state == SUCCEEDED
     return (
         outcome.succeeds(attempt.job_id) == is_success
@@ -639,21 +657,27 @@ def _is_same_outcome(attempt: Attempt, outcome: Outcome) -> bool:
 
 
 def complete_answer(attempt: Attempt) -> tuple[bool, str]:
-    """Return whether a Complete that was not stale is accepted, and the reason if not."""
+    """Return whether the server answers a Complete with "accepted", and the reason if not: the job was cancelled.
+
+    `attempt` is the attempt after the Complete was applied.
+    """
     return (False, CANCEL_REQUESTED) if attempt.state == CANCELED else (True, "")
 
 
 def stop_request(attempt: Attempt, at: int) -> tuple[str, int] | None:
-    """Return why the runner has to stop and the seconds that it has left for it, or None if it need not."""
+    """Return the cancel reason and the seconds that the runner has left to stop, or None if no cancel was requested."""
     if attempt.state != CANCEL_REQUESTED:
         return None
     return attempt.cancel_reason, max(0, -(-(attempt.cancel_by - at) // SECOND))
 
 
-def with_avoided(avoid: tuple[str, ...], worker_id: str) -> tuple[str, ...]:
-    """Return the avoided workers with this one last. Its incarnations count as one, because the machine is the same."""
+def with_avoided(avoided_ids: tuple[str, ...], worker_id: str) -> tuple[str, ...]:
+    """Return the avoided workers with this one added as the latest; at most MAX_AVOIDED are kept.
+
+    All incarnations of a worker count as one, because the machine is the same.
+    """
     avoided_id = first_incarnation_id(worker_id)
-    return (*(id for id in avoid if id != avoided_id), avoided_id)[-MAX_AVOIDED:]
+    return (*(id for id in avoided_ids if id != avoided_id), avoided_id)[-MAX_AVOIDED:]
 
 
 def avoids(attempt: Attempt, worker_id: str) -> bool:

@@ -20,7 +20,7 @@ from deltaci.core.unit_of_work import UnitOfWork
 
 
 class NewRecord(Command, frozen=True, kw_only=True):
-    """Create `record`. Refused if its id exists, unless `or_existing` accepts the existing record.
+    """Create `record`. Refused if its id exists, unless `or_existing` is set: then nothing changes.
 
     With `has_random_id` the id was just generated at random, so that the store need not be asked whether it exists.
     """
@@ -41,9 +41,9 @@ class CreateRecords(Command, frozen=True, kw_only=True):
 
 
 class CancelLiveJob(Command, frozen=True, kw_only=True):
-    """Cancel a job according to its state when this command is applied; do nothing if it has ended.
+    """Cancel a job, through its attempt if it has a live one; do nothing if the job has ended.
 
-    When many jobs are cancelled at once, cancelling one may open or end another.
+    The state is read when this command is applied: of many cancellations, one may open or end another job.
     """
 
     stored_name: ClassVar[str] = "Stop"
@@ -90,16 +90,21 @@ def _assign_worker(unit: UnitOfWork, event: Event) -> Iterable[Command]:
 
 def _release_worker(unit: UnitOfWork, event: Event) -> Iterable[Command]:
     ended_lease = event.metadata.get("lease")
-    holder = unit.worker(ended_lease["worker_id"]) if ended_lease and event.run_id else None
-    if holder is not None:
-        release = worker.Release(id=holder.id, attempt_id=event.entity_id, is_infra_failure=_is_infra_failure(event))
+    leased_worker = unit.worker(ended_lease["worker_id"]) if ended_lease and event.run_id else None
+    if leased_worker is not None:
+        release = worker.Release(
+            id=leased_worker.id, attempt_id=event.entity_id, is_infra_failure=_is_infra_failure(event)
+        )
         yield release
-        if worker.should_quarantine(holder, release):
-            yield worker.Quarantine(id=holder.id, reason=worker.REPEATED_INFRA_FAILURES)
+        if worker.should_quarantine(leased_worker, release):
+            yield worker.Quarantine(id=leased_worker.id, reason=worker.REPEATED_INFRA_FAILURES)
 
 
 def _is_infra_failure(event: Event) -> bool | None:
-    """Return whether the infrastructure of its worker ended a lease; None if unknown or if it was asked to stop."""
+    """Return whether an event that ended a lease was caused by the worker's infrastructure; None if unknown.
+
+    An attempt that was cancelled, or taken back on request, says nothing about the worker: that is None as well.
+    """
     if event.to == attempt.STALE:
         return True if event.metadata["reason"] in attempt.DETECTED_LOST else None
     if event.to == attempt.SUCCEEDED:
@@ -166,7 +171,10 @@ def _activate_run(_unit: UnitOfWork, event: Event) -> Iterable[Command]:
 
 
 def _validate_job(unit: UnitOfWork, event: Event) -> Iterable[Command]:
-    """Fail the job if its runner's validation rules failed; pass it only if no other validation follows."""
+    """Fail the job if its runner's validation rules failed; pass it if the job has no other validation.
+
+    Otherwise yield no command: the job stays in VALIDATING until the other validation ends.
+    """
     executed = unit.job(event.entity_id)
     verdict = unit.attempt(executed.attempt_id).verdict
     if verdict is not None and not verdict.is_passed:
@@ -176,9 +184,9 @@ def _validate_job(unit: UnitOfWork, event: Event) -> Iterable[Command]:
 
 
 def _release_dependents(unit: UnitOfWork, event: Event) -> Iterable[Command]:
-    """Decrement the counter of each job that waits for the ended one and open those at zero.
+    """Decrement `unmet` of each job that waits for the ended one, and start the jobs in which it reaches zero.
 
-    If the ended job does not satisfy its dependents, cancel them as blocked instead; followers only need its end.
+    If the ended job failed or was cancelled, cancel its dependents as blocked instead; its followers are started.
     """
     ended = unit.job(event.entity_id)
     is_satisfied = job.satisfies(ended)
@@ -204,13 +212,13 @@ def _release_dependents(unit: UnitOfWork, event: Event) -> Iterable[Command]:
 
 
 def _unfinished_family(unit: UnitOfWork, ended: job.Job) -> list[job.Job]:
-    """Return the jobs that are cancelled because `ended` failed, last of the plan first.
+    """Return the jobs to cancel because `ended` failed: the live ones of its fail-fast family, last of the plan first.
 
-    In this order few of them are opened while the others are cancelled.
+    In this order few of them are opened while the others are cancelled. Empty if its failure cancels no family.
     """
     if not job.fails_family(ended):
         return []
-    family = [live for live in unit.live_jobs(ended.run_id) if live.spec.family == ended.spec.family]
+    family = [member for member in unit.live_jobs(ended.run_id) if member.spec.family == ended.spec.family]
     return sorted(family, key=lambda member: -member.position)
 
 
@@ -222,7 +230,7 @@ def _cancel_family(unit: UnitOfWork, event: Event) -> Iterable[Command]:
 
 
 def open_job(ready: job.Job) -> Command:
-    """Return the command that starts a job whose dependencies are met."""
+    """Return the command that queues a job whose dependencies are met, or opens it if it is an approval."""
     return job.OpenApproval(id=ready.id) if ready.spec.kind == job.APPROVAL else job.Schedule(id=ready.id)
 
 
@@ -238,7 +246,7 @@ def resolve(unit: UnitOfWork, command: CancelLiveJob | StallLiveAttempt) -> Comm
 
 
 def cancel_job(live: job.Job, reason: str, actor: str, request_id: str = "") -> Command:
-    """Return the command that cancels a job: through its attempt while one is live, directly otherwise."""
+    """Return the command that cancels a job. A queued or running job is cancelled through its attempt."""
     if live.state in (job.QUEUED, job.RUNNING):
         return attempt.Cancel(id=live.attempt_id, reason=reason, actor=actor, request_id=request_id)
     return job.Cancel(id=live.id, reason=reason, actor=actor, request_id=request_id)

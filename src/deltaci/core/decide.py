@@ -45,7 +45,7 @@ MAX_FOLLOWUPS: Final = 100 * run.MAX_JOBS
 
 
 class Plan(Command, frozen=True, kw_only=True):
-    """Create all jobs of the run and make it ready. Refused as a whole if the plan is invalid."""
+    """Create all jobs of the run and queue it. Refused as a whole if the plan is invalid."""
 
     jobs: tuple[JobSpec, ...]
     plan_hash: str = ""
@@ -56,8 +56,9 @@ class Plan(Command, frozen=True, kw_only=True):
 class StartRun(Command, frozen=True, kw_only=True):
     """Create a run, create the jobs of its plan and start it, in one decision. `record` is the new run.
 
-    Refused as a whole if the plan is invalid. With a `request_id` it may be repeated at any later time. With
-    `has_random_id` the id was just generated at random, so that the store need not be asked whether it exists.
+    Refused as a whole if the plan is invalid. A repeat with the same `request_id` changes nothing, however late it
+    comes. With `has_random_id` the id was just generated at random, so that the store need not be asked whether it
+    exists.
     """
 
     by = frozenset({ORCHESTRATOR, USER})
@@ -70,7 +71,7 @@ class StartRun(Command, frozen=True, kw_only=True):
 
 
 class CancelJob(Command, frozen=True, kw_only=True):
-    """Cancel one job at the request of a person."""
+    """Cancel one job on request, through its attempt if it has a live one."""
 
     by = frozenset({ORCHESTRATOR, USER})
 
@@ -78,7 +79,10 @@ class CancelJob(Command, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """`record` is the addressed record after the decision; `changed` and `events` are empty for a repeat."""
+    """The result of `decide`: the addressed record afterwards, all changed records by id, and the events in order.
+
+    For a repeated request, `changed` and `events` are empty.
+    """
 
     record: Record
     changed: dict[str, Record]
@@ -86,7 +90,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class _LaterTime(Exception):
-    """A record was already written at a later time than this decision's."""
+    """Raised if a record of a decision was last written at a later time (`at`) than the decision's."""
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -112,7 +116,10 @@ for _rule in CASCADE:
 
 
 def decide(unit: UnitOfWork, command: Command, at: int) -> Decision:
-    """Apply a command and its follow-up commands, or refuse it and change nothing."""
+    """Apply a command and its follow-up commands; return the changed records and the events.
+
+    A refused command raises `Refused` and changes nothing.
+    """
     at = unit.latest_at = at if at > unit.latest_at else unit.latest_at
     loaded = unit.records.get(command.id)
     if type(loaded) is attempt.Attempt and not loaded.job_id and type(command) in _STANDALONE_COMMANDS:
@@ -123,7 +130,7 @@ def decide(unit: UnitOfWork, command: Command, at: int) -> Decision:
 
 
 def _decide_fully(unit: UnitOfWork, command: Command, at: int) -> Decision:
-    """Apply the command and its follow-up commands to any number of records."""
+    """Decide a command that may change several records: apply it and its follow-up commands, and commit the result."""
     try:
         while True:
             try:
@@ -166,7 +173,10 @@ def _decide_standalone_attempt(unit: UnitOfWork, before: attempt.Attempt, comman
 
 
 def _create_standalone_attempt(unit: UnitOfWork, command: NewRecord, at: int) -> Decision:
-    """Create an attempt without a run, which has no follow-up commands; create other records the general way."""
+    """Create an attempt of the plain queue, which has no follow-up commands.
+
+    Pass other records on to `_decide_fully`.
+    """
     record = command.record
     if not isinstance(record, attempt.Attempt):
         return _decide_fully(unit, command, at)
@@ -222,7 +232,7 @@ def _follow_ups(unit: UnitOfWork, events: list[Event]) -> list[tuple[Command, bo
 
 
 def _apply_one(unit: UnitOfWork, command: Command, at: int, *, is_submitted: bool, may_refuse: bool) -> None:
-    """Apply a command about one record. Only a submitted one is checked against earlier requests and revisions."""
+    """Apply a command about one record. Only a submitted one is checked for repeats and against `expected_rev`."""
     if isinstance(command, NewRecord):
         _create(unit, command, at)
         return
@@ -254,7 +264,10 @@ def _create(unit: UnitOfWork, command: NewRecord, at: int) -> None:
 
 
 def _update_tally(unit: UnitOfWork, event: Event, touched_run_ids: dict[str, None]) -> None:
-    """Update the run's tally after a transition of one of its jobs; collect the runs whose next step may change."""
+    """Update the run's tally after a transition of one of its jobs.
+
+    Add the run to `touched_run_ids` if its tally or state changed, because its next command may have changed.
+    """
     if event.entity == RUN:
         touched_run_ids[event.run_id] = None
     if event.entity != JOB or event.from_ == event.to:
@@ -268,7 +281,10 @@ def _update_tally(unit: UnitOfWork, event: Event, touched_run_ids: dict[str, Non
 
 
 def _result_record(unit: UnitOfWork, command: Command) -> Record:
-    """Return the addressed record; remember the request on it if the command was expanded into others."""
+    """Return the addressed record after the decision.
+
+    If the command was expanded into others, remember its request id on that record, so that a repeat is recognized.
+    """
     record = unit.find(command.id)
     if record is None:
         raise InvariantBroken(f"{command.id} vanished during the decision")
@@ -279,7 +295,10 @@ def _result_record(unit: UnitOfWork, command: Command) -> Record:
 
 
 def _expand(unit: UnitOfWork, command: Command) -> Iterable[Command]:
-    """Return the commands about one record each that a submitted command stands for; none for a repeat."""
+    """Return the commands that a submitted command is replaced by, each about one record; itself if it is about one.
+
+    A repeat of a command that was applied before returns none.
+    """
     expand = _EXPANSIONS.get(type(command))
     if expand is not None:
         existing = unit.find(command.id) if command.request_id else None
@@ -290,7 +309,10 @@ def _expand(unit: UnitOfWork, command: Command) -> Iterable[Command]:
 
 
 def _expand_message(unit: UnitOfWork, command: attempt.LeasedCommand) -> Iterable[Command]:
-    """Precede a message about an attempt to be cancelled by the recovery of its worker, if that was unresponsive."""
+    """Return the message, after a command that recovers its worker if that is unresponsive.
+
+    Only for an attempt with a requested cancel. An unresponsive worker has lost its other leases.
+    """
     existing = unit.find(command.id)
     if not isinstance(existing, attempt.Attempt):
         raise lease.unknown_attempt(command.id)
@@ -315,7 +337,7 @@ def _expand_new_record(unit: UnitOfWork, command: NewRecord) -> Iterable[Command
 
 
 def _expand_create_records(unit: UnitOfWork, command: CreateRecords) -> Iterable[Command]:
-    """Treat each record as if it were created on its own; refuse all if one is refused."""
+    """Return the commands that create each record as if it were created on its own; refuse all if one is refused."""
     unit.require(new.id for new in command.records)
     commands: list[Command] = []
     created: dict[str, Record] = {}
@@ -377,7 +399,7 @@ def _expand_start_run(unit: UnitOfWork, command: StartRun) -> Iterable[Command]:
 
 
 def _new_jobs(record: run.Run, specs: tuple[JobSpec, ...], plan_hash: str, started_by: str) -> list[NewRecord]:
-    """Return the commands that create the jobs of a plan; refuse an invalid plan."""
+    """Return a command for each job of a plan that creates its record; refuse an invalid plan."""
     dependents, followers = plan.dependents(specs), plan.followers(specs)
     commands: list[NewRecord] = []
     for position, spec in enumerate(specs):

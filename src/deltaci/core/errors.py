@@ -1,8 +1,8 @@
 """Exceptions of the core.
 
-`Refused` and its subclasses are errors of the caller: nothing changed, the code is stable, and the message says what
-was found, what was expected and what to do next. `InvariantBroken` is a bug of this program: it is raised and never
-caught.
+`Refused` and its subclasses are errors of the caller: nothing changed, the code is stable, and the message names
+the actual value, the expected one and the next step. `InvariantBroken` is a bug of this program: it is raised and
+never caught.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ STALE_REASONS = frozenset(
 
 
 class Refused(Exception):
-    """The command is not allowed in the current state, or is invalid. Nothing changed."""
+    """Raised if a command is invalid or not allowed in the current state. It has changed nothing."""
 
     def __init__(self, code: str, message: str) -> None:
         if code not in CODES:
@@ -66,7 +66,7 @@ class Refused(Exception):
 
 
 class StaleLease(Refused):
-    """The message was sent under a lease that is no longer live; its runner must stop the attempt."""
+    """Raised for a message under a lease that is no longer live; its runner must stop the attempt."""
 
     def __init__(self, reason: str, message: str) -> None:
         if reason not in STALE_REASONS:
@@ -76,7 +76,7 @@ class StaleLease(Refused):
 
 
 class JobCanceled(Refused):
-    """The job's cancellation was requested before its result arrived, so that the result does not count.
+    """Raised if the job's cancellation was requested before its result arrived, so that the result does not count.
 
     The late result may have changed the job: it counts as the acknowledgement of the cancellation.
     """
@@ -87,11 +87,14 @@ class JobCanceled(Refused):
 
 
 class InvariantBroken(Exception):
-    """An invariant of this program does not hold: a bug in it, never an error of the caller."""
+    """Raised if an invariant of this program does not hold: a bug in it, never an error of the caller."""
 
 
 class NotLoaded(Exception):
-    """A decision needs records that are not loaded: the caller loads them and decides again."""
+    """Raised if a decision needs records that are not loaded: the caller loads them and decides again.
+
+    `ids` are the missing records; `jobs_of` is a run whose jobs are not loaded.
+    """
 
     def __init__(self, *, ids: tuple[str, ...] = (), jobs_of: str = "") -> None:
         super().__init__(f"not loaded: {', '.join(ids) or 'the jobs of ' + jobs_of}")

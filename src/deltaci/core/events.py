@@ -54,17 +54,17 @@ _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 @lru_cache(maxsize=4096)
 def actor_kind(actor: str) -> str:
-    """Return the kind of an actor: `worker` for `worker:w1`."""
+    """Return the kind of an actor, the part before the colon: `worker` for `worker:w1`."""
     return actor.partition(":")[0]
 
 
 def worker_actor(worker_id: str) -> str:
-    """Return the actor of messages from this worker."""
+    """Return the actor under which messages of this worker are recorded: `worker:w1` for `w1`."""
     return f"{RUNNER}:{worker_id}"
 
 
 def to_json_line(event: Event) -> bytes:
-    """Return the canonical form: one JSON object with its fields in a fixed order and `at` as UTC text."""
+    """Return the event as one JSON object without a newline, with its fields in a fixed order and `at` as UTC text."""
     return _ENCODER.encode(
         {
             "seq": event.seq,
@@ -86,7 +86,10 @@ def to_json_line(event: Event) -> bytes:
 
 
 def with_seq(event: Event, seq: int) -> Event:
-    """Return the event with its position in the log; a position is assigned only once."""
+    """Return a copy of the event with this position in the log.
+
+    Raise `InvariantBroken` if it already has a position.
+    """
     if event.seq:
         raise InvariantBroken(f"event {event.entity_id} rev {event.rev} already has seq {event.seq}")
     return msgspec.structs.replace(event, seq=seq)

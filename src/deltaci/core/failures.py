@@ -111,12 +111,12 @@ RULES: Final[tuple[FailureRule, ...]] = (
 
 
 def classify(facts: Facts, rules: Sequence[FailureRule] = RULES) -> Failure:
-    """Classify a failure by the first rule that matches; the last built-in rule matches every failure."""
+    """Return the failure with the class and retryability of the first rule that matches; USER if no rule does."""
     code = facts.error_code or ("SIGNAL" if facts.signal else "EXIT" if facts.exit_code else "FAILED")
     message = facts.message.partition("\n")[0][:MAX_LINE_CHARS]
     for rule in rules:
-        matched, line = _matches(rule, facts)
-        if matched:
+        is_match, line = _matches(rule, facts)
+        if is_match:
             return Failure(
                 code=code,
                 failure_class=rule.failure_class,
@@ -134,6 +134,7 @@ def validation_failure(details: str) -> Failure:
 
 
 def _matches(rule: FailureRule, facts: Facts) -> tuple[bool, str]:
+    """Return whether all conditions of the rule hold, and the log line that its pattern matched; empty if none."""
     if rule.error_codes and facts.error_code not in rule.error_codes:
         return False, ""
     if rule.signals and facts.signal not in rule.signals:
@@ -156,26 +157,29 @@ def matches_line(rule: FailureRule, line: str) -> bool:
 
 
 def _matching_line(pattern: str, lines: Iterable[str]) -> str:
-    search = _compiled(pattern).search
+    search = _compiled_pattern(pattern).search
     return next((line[:MAX_LINE_CHARS] for line in lines if search(line[:MAX_LINE_CHARS])), "")
 
 
 @lru_cache(maxsize=256)
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compiled_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.IGNORECASE)
 
 
 def may_retry(failure: Failure, attempts: int, max_attempts: int, retry_on: Sequence[str] = ()) -> bool:
     """Return whether to retry: the failure is retryable, the job retries its class, and attempts remain.
 
-    `retry_on` restricts the retryable classes and never extends them.
+    `attempts` counts those made so far. `retry_on` restricts the retryable classes and never extends them.
     """
     is_retried_class = not retry_on or failure.failure_class in retry_on
     return failure.is_retryable and is_retried_class and attempts < max_attempts
 
 
 def is_worker_fault(failure_class: str, code: str) -> bool | None:
-    """Return whether the worker's infrastructure caused a failure; None for a timeout, whose cause is unknown."""
+    """Return whether the worker's infrastructure caused a failure.
+
+    None for an INFRA timeout, whose cause is unknown.
+    """
     if failure_class != INFRA:
         return False
     return None if code == "TIMED_OUT" else True

@@ -27,7 +27,10 @@ MAX_CHARS: Final = 4000  # Of all names of failed tests in one attempt.
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one attempt ended. `tests` is the number of tests that ran, 0 if single tests are unknown."""
+    """The result of one attempt, as evidence for flaky jobs and tests. `failed` are the names of its failed tests.
+
+    `tests` is the number of tests that ran, 0 if single tests are unknown.
+    """
 
     attempt: str
     at: int
@@ -44,7 +47,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Flake(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How often a job or test was observed to be flaky, when last, and on which commit."""
+    """How often a job or test was observed to be flaky (`times`), when last, and on which commit that was."""
 
     times: int = 0
     last_at: int = 0
@@ -56,13 +59,16 @@ class History(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     project: str = ""
     job: str = ""
-    commits: tuple[Commit, ...] = ()  # the latest is last
+    commits: tuple[Commit, ...] = ()  # The latest is last.
     flake: Flake = Flake()
     tests: dict[str, Flake] = {}
 
 
 def history_key(run: Run) -> tuple[str, str]:
-    """Return the project that a run's observations belong to, and its commit; without a commit, its plan's hash."""
+    """Return the project and the commit whose observations the run adds to.
+
+    Without a commit, its plan's hash stands for it.
+    """
     origin = run.origin
     return origin.project or origin.repository, origin.commit or run.plan_hash
 
@@ -73,9 +79,10 @@ def job_name(record: Attempt) -> str:
 
 
 def observe(record: Attempt) -> Observation | None:
-    """Return the observation of a finished attempt.
+    """Return the observation of a finished attempt: its success and its failed tests.
 
-    None if infrastructure ended it, it was skipped, or it ran untrusted code, whose cache has a scope of its own.
+    None if the attempt is no evidence: infrastructure ended it, it was skipped or cancelled, or it ran untrusted code,
+    which has a `cache_scope`.
     """
     spec: Any = record.spec
     if isinstance(spec, dict) and spec.get("cache_scope"):
@@ -85,13 +92,13 @@ def observe(record: Attempt) -> Observation | None:
     is_own_fault = record.error is not None and record.error.failure_class in (USER, FLAKY)
     if record.state != attempt.SUCCEEDED and not (record.state == attempt.FAILED and is_own_fault):
         return None
-    tests, failed = _tests(record.report)
+    tests, failed = _test_counts(record.report)
     is_success = record.state == attempt.SUCCEEDED and (record.verdict is None or record.verdict.is_passed)
     return Observation(attempt=record.id, at=record.updated_at, is_success=is_success, tests=tests, failed=failed)
 
 
 def failed_tests(report: Any) -> tuple[tuple[str, ...], bool]:
-    """Return the names of the failed tests of a report, and whether the list is complete."""
+    """Return the names of the failed tests of an attempt's report, and whether the list is complete."""
     summary = report.get("tests") if isinstance(report, dict) else None
     if not isinstance(summary, dict):
         return (), True
@@ -99,7 +106,11 @@ def failed_tests(report: Any) -> tuple[tuple[str, ...], bool]:
     return names, len(names) == summary.get("failed", 0) + summary.get("errors", 0)
 
 
-def _tests(report: Any) -> tuple[int, tuple[str, ...]]:
+def _test_counts(report: Any) -> tuple[int, tuple[str, ...]]:
+    """Return how many tests ran and the names of the failed ones, sorted.
+
+    Return 0 and none if the report has no tests, does not name all failed ones, or names too many.
+    """
     names, is_complete = failed_tests(report)
     summary = report.get("tests") if isinstance(report, dict) else None
     if not isinstance(summary, dict) or not is_complete or len(names) > MAX_FAILED or sum(map(len, names)) > MAX_CHARS:
@@ -109,34 +120,40 @@ def _tests(report: Any) -> tuple[int, tuple[str, ...]]:
 
 def add_observation(history: History, key: str, new: Observation) -> History:
     """Return the history with one more observation, or the same object if the attempt was added before."""
-    before = next((commit for commit in history.commits if commit.key == key), Commit(key=key))
-    if any(observation.attempt == new.attempt for observation in before.observations):
+    commit_before = next((commit for commit in history.commits if commit.key == key), Commit(key=key))
+    if any(observation.attempt == new.attempt for observation in commit_before.observations):
         return history
     flake, tests = history.flake, dict(history.tests)
-    if any(observation.is_success != new.is_success for observation in before.observations):
+    if any(observation.is_success != new.is_success for observation in commit_before.observations):
         flake = _count_flake(flake, key, new.at)
-    for name in _flipped(before.observations, new):
+    for name in _flaky_between(commit_before.observations, new):
         tests[name] = _count_flake(tests.get(name, Flake()), key, new.at)
     if len(tests) > MAX_TESTS:
-        newest = sorted(tests, key=lambda name: (-tests[name].last_at, name))[:MAX_TESTS]
-        tests = {name: tests[name] for name in newest}
-    updated = Commit(key=key, observations=(*before.observations, new)[-MAX_OBSERVATIONS:])
-    others = tuple(commit for commit in history.commits if commit.key != key)
-    return msgspec.structs.replace(history, commits=(*others, updated)[-MAX_COMMITS:], flake=flake, tests=tests)
+        newest_names = sorted(tests, key=lambda name: (-tests[name].last_at, name))[:MAX_TESTS]
+        tests = {name: tests[name] for name in newest_names}
+    commit_after = Commit(key=key, observations=(*commit_before.observations, new)[-MAX_OBSERVATIONS:])
+    other_commits = tuple(commit for commit in history.commits if commit.key != key)
+    return msgspec.structs.replace(
+        history, commits=(*other_commits, commit_after)[-MAX_COMMITS:], flake=flake, tests=tests
+    )
 
 
 def _count_flake(flake: Flake, key: str, at: int) -> Flake:
+    """Return the flake with one more occurrence, on the commit `key` at the time `at`."""
     return Flake(times=flake.times + 1, last_at=max(flake.last_at, at), commit=key)
 
 
-def _flipped(others: Iterable[Observation], new: Observation) -> set[str]:
-    """Return the tests that failed in one of two attempts but not in the other one, which ran at least as many."""
-    flipped: set[str] = set()
-    for other in others:
-        for failing, passing in ((new, other), (other, new)):
+def _flaky_between(earlier_observations: Iterable[Observation], new: Observation) -> set[str]:
+    """Return the tests that failed in `new` and not in an earlier observation, or the other way round.
+
+    Two observations are compared only if the one in which the test passed ran at least as many tests.
+    """
+    flaky: set[str] = set()
+    for earlier in earlier_observations:
+        for failing, passing in ((new, earlier), (earlier, new)):
             if failing.failed and passing.tests >= failing.tests:
-                flipped |= set(failing.failed) - set(passing.failed)
-    return flipped
+                flaky |= set(failing.failed) - set(passing.failed)
+    return flaky
 
 
 def flaky_tests(history: History, now: int) -> dict[str, Flake]:

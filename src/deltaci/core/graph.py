@@ -8,31 +8,35 @@ from deltaci.core.errors import Refused
 
 
 def dependents(needs: Mapping[str, Sequence[str]], verb: str = "needs") -> dict[str, tuple[str, ...]]:
-    """Return the dependents of every job. Refuse a name that is not in the plan, and a dependency named twice."""
+    """Return, for each job, the jobs that need it. Refuse a name that is not in the plan, and a dependency named twice.
+
+    `verb` is used in the message of a refusal.
+    """
     dependents: dict[str, list[str]] = {name: [] for name in needs}
     for name, needed in needs.items():
-        for other in needed:
-            if other not in dependents:
+        for need in needed:
+            if need not in dependents:
                 raise Refused(
-                    "bad_request", f"job {name!r} {verb} {other!r}, which is not in the plan; add it or remove the need"
+                    "bad_request",
+                    f"job {name!r} {verb} {need!r}, which is not in the plan; add it or remove the need",
                 )
-            dependents[other].append(name)
+            dependents[need].append(name)
         if len(set(needed)) != len(needed):
             raise Refused("bad_request", f"job {name!r} names a dependency twice: {', '.join(needed)}; name each once")
     return {name: tuple(names) for name, names in dependents.items()}
 
 
 def check_acyclic(needs: Mapping[str, Sequence[str]]) -> None:
-    """Refuse a plan with a dependency cycle, and name the cycle."""
+    """Refuse a plan with a dependency cycle; the message names the jobs of the cycle."""
     cycle = find_cycle(needs)
     if cycle:
         raise Refused("dependency_cycle", f"jobs wait for each other: {' → '.join(cycle)}; remove one of these needs")
 
 
 def find_cycle(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a cycle as a path that starts and ends with the same name, or an empty list.
+    """Return the names along a dependency cycle, with the first name repeated at the end; empty if there is none.
 
-    Iterative, and linear in the size of the plan.
+    Uses no recursion and takes time linear in the size of the plan.
     """
     on_path, done = set[str](), set[str]()
     for root in needs:
@@ -50,10 +54,10 @@ def find_cycle(needs: Mapping[str, Sequence[str]]) -> list[str]:
                 on_path.add(name)
                 path.append(name)
                 stack.append((name, True))
-                stack.extend((other, False) for other in needs[name])
+                stack.extend((need, False) for need in needs[name])
     return []
 
 
 def chain(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return dependencies that put the names in sequence: each needs the one before."""
+    """Return dependencies that put the names in sequence: each needs the one before it, the first none."""
     return {name: tuple(names[position - 1 : position]) if position else () for position, name in enumerate(names)}

@@ -29,22 +29,25 @@ MERGE_RUN_PREFIX: Final = "merge-"  # Ids of the runs that test candidates of a 
 
 
 def attempt_id(job_id: str, index: int) -> str:
-    """Return the id of a job's attempt. It is derived, so that deciding a retry twice creates one attempt."""
+    """Return the id of a job's attempt, `<job id>.<index>`.
+
+    It is derived, so that deciding a retry twice creates one attempt.
+    """
     return f"{job_id}.{index}"
 
 
 def job_id(run_id: str, name: str) -> str:
-    """Return the id of a job: that of its run and the name in the plan."""
+    """Return the id of a job, `<run id>/<name in the plan>`."""
     return f"{run_id}/{name}"
 
 
 def lease_id(attempt: str, number: int, secret: str) -> str:
-    """Return the lease id: the fencing token, which is sent once, to the runner that was granted the lease."""
+    """Return the lease id: the secret fencing token, which is sent only to the runner that was granted the lease."""
     return f"{attempt}.{number}.{secret}"
 
 
 def lease_name(attempt: str, number: int) -> str:
-    """Return the name of a lease in logs and exports: unique, without the secret."""
+    """Return the name of a lease in logs and exports: unique, and without the secret of the lease id."""
     return f"{attempt}#{number}"
 
 
@@ -54,7 +57,7 @@ def lease_fingerprint(token: str) -> str:
 
 
 def lease_ref(token: str) -> LeaseRef:
-    """Parse a lease id that a runner sent; raise `StaleLease` if it is malformed."""
+    """Parse a lease id that a runner sent and hash it; raise `StaleLease` if it is malformed."""
     head, _, secret = token.rpartition(".")
     attempt, _, number = head.rpartition(".")
     if not attempt or not number.isdecimal() or len(number) > MAX_NUMBER_CHARS or len(secret) < MIN_SECRET_CHARS:
@@ -63,12 +66,15 @@ def lease_ref(token: str) -> LeaseRef:
 
 
 def incarnation_id(name: str, number: int) -> str:
-    """Return the record id of a worker's incarnation: its name for the first, `<name>/<number>` for later ones."""
+    """Return the record id of the incarnation `number` of a worker.
+
+    It is `name` for the first, `<name>/<number>` for later ones.
+    """
     return name if number <= 1 else f"{name}/{number}"
 
 
 def worker_name(id: str) -> str:
-    """Return the name of the worker that an incarnation id, or another id below it, belongs to."""
+    """Return the name of the worker in the id of one of its incarnations: the part before the first slash."""
     return id.partition("/")[0]
 
 

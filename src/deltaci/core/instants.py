@@ -15,5 +15,5 @@ def rfc3339(at: int) -> str:
 
 
 def from_datetime(moment: datetime) -> int:
-    """Return the instant of an aware datetime, exact to the microsecond."""
+    """Return a timezone-aware datetime as microseconds since the Unix epoch."""
     return (moment - _EPOCH) // _MICROSECOND

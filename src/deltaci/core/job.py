@@ -71,8 +71,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(Record, frozen=True, kw_only=True):
-    """A job of a run. `unmet` counts the open dependencies, `attempts` the attempts, `claimed` the claimed ones.
+    """A job of a run.
 
+    `unmet` counts the jobs that it still waits for, `attempts` its attempts, and `claimed` its claimed attempts.
     `dependents` need its success, `followers` only its end. An approval also has the hash of its plan, because it is
     given for one plan, and who started its run, because that person may be excluded.
     """
@@ -101,7 +102,7 @@ class Job(Record, frozen=True, kw_only=True):
 
 
 class Create(Command, frozen=True, kw_only=True):
-    """Create a job of the plan."""
+    """Create the record of a job of the plan."""
 
 
 class Schedule(Command, frozen=True, kw_only=True):
@@ -109,25 +110,26 @@ class Schedule(Command, frozen=True, kw_only=True):
 
 
 class OpenApproval(Command, frozen=True, kw_only=True):
-    """Open an approval whose dependencies are met."""
+    """Begin to wait for the approval of a gate whose dependencies are met."""
 
 
 class Begin(Command, frozen=True, kw_only=True):
-    """A worker claimed the attempt of the job."""
+    """Record that a worker claimed the job's attempt: the job is running."""
 
     worker_id: str
 
 
 class AttemptSucceeded(Command, frozen=True, kw_only=True):
-    """The attempt ended with exit code 0."""
+    """Record that the attempt succeeded: the job is validated next."""
 
     exit_code: int | None = 0
 
 
 class AttemptFailed(Command, frozen=True, kw_only=True):
-    """The attempt failed. A retry starts at `not_before` at the earliest, when the runner has certainly stopped.
+    """Schedule a retry after a failed attempt, or fail the job if it may not be retried.
 
-    `avoid` are the workers that the next attempt avoids.
+    The retry starts at `not_before` at the earliest, when the runner has certainly stopped. `avoid` are the workers
+    that the next attempt avoids.
     """
 
     failure: Failure
@@ -136,18 +138,18 @@ class AttemptFailed(Command, frozen=True, kw_only=True):
 
 
 class RetryDue(Command, frozen=True, kw_only=True):
-    """The backoff is over."""
+    """Queue the next attempt after the delay of the retry."""
 
 
 class Validate(Command, frozen=True, kw_only=True):
-    """The validation of the execution ended."""
+    """Record the result of the validation: the job succeeds or fails."""
 
     is_passed: bool
     details: str = ""
 
 
 class Approve(Command, frozen=True, kw_only=True):
-    """Approve a gate as a person with these roles. `plan_hash`, if given, is the plan that the person saw."""
+    """Approve a gate as a person with these roles. `plan_hash`, if not empty, is the plan that the person saw."""
 
     by: ClassVar[frozenset[str]] = frozenset({USER})
 
@@ -157,7 +159,10 @@ class Approve(Command, frozen=True, kw_only=True):
 
 
 class Reject(Command, frozen=True, kw_only=True):
-    """Reject a gate as a person with these roles."""
+    """Reject a gate as a person with these roles; the job fails.
+
+    `plan_hash`, if not empty, is the plan that the person saw.
+    """
 
     by: ClassVar[frozenset[str]] = frozenset({USER})
 
@@ -171,7 +176,7 @@ class ExpireApproval(Command, frozen=True, kw_only=True):
 
 
 class Cancel(Command, frozen=True, kw_only=True):
-    """Cancel the job. Its attempt, if any, has ended before."""
+    """Cancel the job. If it had an attempt, that has ended already."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
 
@@ -228,8 +233,8 @@ def _schedule(job: Job, _command: Schedule, _at: int) -> Transition:
 
 def _open_approval(job: Job, _command: OpenApproval, at: int) -> Transition:
     _check_ready(job, APPROVAL)
-    by = at + job.spec.approval_seconds * SECOND if job.spec.approval_seconds else 0
-    return WAITING_APPROVAL, {"approve_by": by}, {"approve_by": by}
+    deadline = at + job.spec.approval_seconds * SECOND if job.spec.approval_seconds else 0
+    return WAITING_APPROVAL, {"approve_by": deadline}, {"approve_by": deadline}
 
 
 def _begin(job: Job, command: Begin, at: int) -> Transition:
@@ -369,27 +374,28 @@ ACTIVE: Final = frozenset({QUEUED, RUNNING, VALIDATING, RETRYING})
 
 
 def satisfies(job: Job) -> bool:
-    """Return whether dependents of the job may start: it succeeded, or its failure is allowed."""
+    """Return whether the job's dependents may start: it succeeded, or it failed and its failure is allowed."""
     return job.state == SUCCEEDED or (job.state == FAILED and not job.spec.is_required)
 
 
 def fails_family(job: Job) -> bool:
-    """Return whether the failure of this job cancels the rest of its family."""
+    """Return whether the job failed in a way that cancels the other jobs of its family."""
     spec = job.spec
     return bool(spec.family) and spec.is_family_fail_fast and spec.is_required and job.state == FAILED
 
 
 def dooms_run(job: Job) -> bool:
-    """Return whether the job ended in a way that keeps its run from succeeding."""
+    """Return whether the job is required and failed or was cancelled, so that its run cannot succeed."""
     return job.spec.is_required and job.state in {FAILED, CANCELED}
 
 
 def select_gates(
     jobs: Iterable[Job], command: type[Approve] | type[Reject], person: str, name: str | None = None
 ) -> list[Job]:
-    """Return the gates of a run that a decision is about: the named one, or else all that wait for approval.
+    """Return the approval gates of a run that an approval or rejection applies to.
 
-    If none waits and the command is a repeated `Approve`, return the gates that this person approved before.
+    With a name, that is the gate of this name; without, every gate that waits for approval. If none waits and the
+    command is a repeated `Approve`, return the gates that this person approved before.
     """
     gates = [job for job in jobs if job.spec.kind == APPROVAL]
     if name is not None:

@@ -1,4 +1,4 @@
-"""JSON values of callers: checked, and as they will be read back from the store."""
+"""Check JSON values that callers pass in, and copy them to the form in which they are read back from the store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def bad_request(message: str) -> Refused:
 
 
 def short_repr(value: object) -> str:
-    """Return the value's `repr` for a message, shortened. Does not raise, even if `repr` does."""
+    """Return the value's `repr`, cut to MAX_REPR characters, for a message. Does not raise, even if `repr` does."""
     try:
         text = repr(value)
     except Exception:
@@ -31,12 +31,15 @@ def short_repr(value: object) -> str:
 
 
 def replace_surrogates(value: object) -> str:
-    """Return the text with every lone surrogate replaced by a question mark, so that it can be stored."""
+    """Return the value as text with each lone surrogate replaced by `?`, so that it can be stored as UTF-8."""
     return str(value).encode("utf-8", "replace").decode()
 
 
 def json_copy(name: str, value: Any) -> Any:
-    """Return a copy of a JSON value as it will be read back from the store. Raises `Refused` if it is not JSON."""
+    """Return a copy of a JSON value as it will be read back from the store.
+
+    Raises `Refused`, with `name` in its message, if the value is not JSON or too large.
+    """
     if value is None or value is True or value is False:
         return value
     problem = ""
@@ -44,10 +47,10 @@ def json_copy(name: str, value: Any) -> Any:
         body = msgspec.json.encode(value)
         copy = msgspec.json.decode(body)
         msgspec.msgpack.encode(copy)  # The stored form; fails for integers beyond 64 bits.
-        is_plain = copy == value and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
+        is_unchanged = copy == value and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        body, copy, is_plain, problem = b"", None, False, str(error)
-    if not is_plain:
+        body, copy, is_unchanged, problem = b"", None, False, str(error)
+    if not is_unchanged:
         problem = _json_problem(value) or problem
     if problem:
         raise bad_request(f"{name} is not JSON: {problem}; give numbers, texts, lists and objects")
@@ -57,7 +60,10 @@ def json_copy(name: str, value: Any) -> Any:
 
 
 def _json_problem(value: Any) -> str:
-    """Return a description of the first part that JSON cannot represent or that would not be read back unchanged."""
+    """Return a description of the first part of the value that JSON cannot represent; empty if there is no such part.
+
+    A part that would be read back with a different value is a problem as well.
+    """
     pending: list[tuple[Any, int]] = [(value, 0)]
     while pending:
         part, depth = pending.pop()

@@ -34,10 +34,10 @@ RUNTIME_BUFFER_SECONDS: Final = 60  # How long after the job timeout a runner st
 
 
 class Lease(Stateful, frozen=True, kw_only=True):
-    """The holder of the attempt, until when it holds it, and the hash of the lease id that its messages carry.
+    """The worker that may execute an attempt, until when, and the hash of the lease id that its messages carry.
 
-    With `salt` and its key, the server can compute the lease id again; `salt` alone reveals nothing. It is empty if the
-    id was random, so that it cannot be computed again.
+    With `salt` and a secret key, the server can compute the lease id again; `salt` alone reveals nothing. It is empty
+    if the id was random, so that it cannot be computed again.
     """
 
     number: int
@@ -54,53 +54,53 @@ class Grant(Command, frozen=True, kw_only=True):
 
 
 class Ack(Command, frozen=True, kw_only=True):
-    """The runner accepted the job."""
+    """Activate the lease, because the runner accepted the job."""
 
     by: ClassVar[frozenset[str]] = frozenset({RUNNER})
 
 
 class Renew(Command, frozen=True, kw_only=True):
-    """Renew the lease for its full TTL from now, because of a heartbeat."""
+    """Extend the lease to its full TTL from now, because of a heartbeat."""
 
     by: ClassVar[frozenset[str]] = frozenset({RUNNER})
 
 
 class Finish(Command, frozen=True, kw_only=True):
-    """The result was accepted."""
+    """Complete the lease, because the result of the attempt was accepted."""
 
     by: ClassVar[frozenset[str]] = frozenset({RUNNER})
 
 
 class Cancel(Command, frozen=True, kw_only=True):
-    """The runner has stopped the cancelled attempt."""
+    """End the lease, because the runner has stopped the cancelled attempt."""
 
     by: ClassVar[frozenset[str]] = frozenset({RUNNER})
 
 
 class Expire(Command, frozen=True, kw_only=True):
-    """The lease was not renewed in time."""
+    """End the lease, because it was not renewed in time."""
 
 
 class Revoke(Command, frozen=True, kw_only=True):
-    """The orchestrator ends the lease before its time."""
+    """End the lease before it expires, because the orchestrator takes the attempt back."""
 
 
 def _grant(lease: Lease, _command: Grant, _at: int) -> Transition:
     return GRANTED, {}, {}
 
 
-def _renewed(lease: Lease, at: int) -> int:
+def _renewed_expiry(lease: Lease, at: int) -> int:
     # A clock that jumped back must not shorten what the runner was already promised.
-    renewed = at + lease.ttl_seconds * SECOND
-    return renewed if renewed > lease.expires_at else lease.expires_at
+    expires_at = at + lease.ttl_seconds * SECOND
+    return expires_at if expires_at > lease.expires_at else lease.expires_at
 
 
 def _ack(lease: Lease, _command: Ack, at: int) -> Transition:
-    return ACTIVE, {"expires_at": _renewed(lease, at)}, {}
+    return ACTIVE, {"expires_at": _renewed_expiry(lease, at)}, {}
 
 
 def _renew(lease: Lease, _command: Renew, at: int) -> Transition:
-    return ACTIVE, {"expires_at": _renewed(lease, at)}, {}
+    return ACTIVE, {"expires_at": _renewed_expiry(lease, at)}, {}
 
 
 def _finish(_lease: Lease, _command: Finish, _at: int) -> Transition:
@@ -199,10 +199,13 @@ _UNCONDITIONAL: Final = {
 
 
 def change(lease: Lease, command_type: type[Command], at: int) -> Lease:
-    """Return the lease after a command of this type, which has no fields. A repeat returns the same lease."""
+    """Return the lease after applying a command of this type, which has no fields.
+
+    A repeat returns the same lease; a command that the state does not allow is refused.
+    """
     unconditional = _UNCONDITIONAL.get((lease.state, command_type))
     if unconditional is not None:
-        expires_at = _renewed(lease, at) if unconditional[1] else lease.expires_at
+        expires_at = _renewed_expiry(lease, at) if unconditional[1] else lease.expires_at
         return msgspec.structs.replace(lease, state=unconditional[0], expires_at=expires_at)
     rule = MACHINE.rule(lease.state, command_type)
     if rule is None:
@@ -212,12 +215,12 @@ def change(lease: Lease, command_type: type[Command], at: int) -> Lease:
 
 
 def is_live(lease: Lease | None) -> bool:
-    """Return whether the lease is live, which excludes every other holder."""
+    """Return whether the lease is granted or active, so that no other worker may execute the attempt."""
     return lease is not None and lease.state in LIVE
 
 
 def is_held_by(lease: Lease, ref: LeaseRef, worker_id: str) -> bool:
-    """Return whether a message with this reference, from this worker, belongs to the lease."""
+    """Return whether a message with this lease reference, from this worker, belongs to the lease."""
     return lease.number == ref.number and lease.fingerprint == ref.fingerprint and lease.worker_id == worker_id
 
 
@@ -230,21 +233,24 @@ _REASONS: Final = {
 
 
 def unknown_attempt(id: str) -> StaleLease:
-    """Return the answer to a message about an attempt that does not exist or that belongs to another tenant."""
+    """Return the error for a message about an attempt that does not exist or belongs to another tenant."""
     return StaleLease("UNKNOWN_LEASE", f"there is no attempt {id!r}; stop this attempt")
 
 
 def check_fence(lease: Lease | None, ended: Lease | None, ref: LeaseRef, worker_id: str, at: int) -> Lease:
-    """Return the live lease that a message was sent under; raise `StaleLease` with the reason if it is not live."""
+    """Return `lease` if it is live and a message with this reference, from this worker, was sent under it.
+
+    Otherwise raise `StaleLease` with the reason. `ended` is the attempt's latest ended lease.
+    """
     if lease is not None and is_held_by(lease, ref, worker_id):
         if at < lease.expires_at:
             return lease
         raise StaleLease("LEASE_EXPIRED", f"expired {(at - lease.expires_at) / SECOND:.0f} s ago; stop this attempt")
     if ended is not None and is_held_by(ended, ref, worker_id):
         raise StaleLease(_REASONS[ended.state], f"the lease is {ended.state}; stop this attempt")
-    newest = lease or ended
-    if newest is not None and ref.number < newest.number:
+    latest_lease = lease or ended
+    if latest_lease is not None and ref.number < latest_lease.number:
         raise StaleLease(
-            "LEASE_REPLACED", f"lease {ref.number} was replaced by lease {newest.number}; stop this attempt"
+            "LEASE_REPLACED", f"lease {ref.number} was replaced by lease {latest_lease.number}; stop this attempt"
         )
     raise StaleLease("UNKNOWN_LEASE", "this worker has no such lease; stop this attempt")

@@ -1,4 +1,4 @@
-"""The lists that a record is on, so that people find it without a scan of all records.
+"""The lists on which a record appears, so that people find it without a scan of all records.
 
 A list belongs to a tenant and has a name such as `run/branch=main`. The lists of a record are derived from it alone and
 change only with its state.
@@ -20,9 +20,9 @@ RUNS: Final = "run"
 WORKSTREAMS: Final = "run/workstream"
 WORKERS: Final = "worker"
 GONE_WORKERS: Final = "worker/gone"
-PRESENT_WORKERS: Final = "worker/there"  # In the list of all tenants, for the supervision of the fleet.
-UNREPORTED: Final = "run/unreported"  # In the list of all tenants, for the reporter to find runs it missed.
-UNPLANNED: Final = "run/unplanned"  # In the list of all tenants, for the planner: runs without a plan.
+PRESENT_WORKERS: Final = "worker/there"  # Has workers of all tenants, for the supervision of the fleet.
+UNREPORTED: Final = "run/unreported"  # Has runs of all tenants, for the reporter to find runs that it missed.
+UNPLANNED: Final = "run/unplanned"  # Has runs of all tenants that the planner has to plan.
 ALL_TENANTS: Final = ""  # The tenant of lists that contain records of all tenants.
 
 MAX_NAME: Final = 200  # Characters; a limit that an index of every store supports.
@@ -37,7 +37,7 @@ def runs_in_state(state: str) -> str:
 
 
 def runs_with_status(status: str) -> str:
-    """Return the name of the list of runs with this status."""
+    """Return the name of the list of runs with this status of document 002."""
     return _list_name("status", status)
 
 
@@ -72,14 +72,17 @@ def workstreams_in_state(state: str) -> str:
 
 
 def _list_name(field: str, value: str) -> str:
-    """Return the list name for a value; a long or unprintable value is replaced by its hash."""
+    """Return the name of the list of runs whose `field` has this value.
+
+    A long or unprintable value is replaced by its hash.
+    """
     if len(value) <= MAX_NAME and value.isprintable():
         return f"run/{field}={value}"
     return f"run/{field}#{blake2b(value.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
 
 
 def lists_of(record: Record) -> frozenset[ListKey]:
-    """Return all lists that the record is on in its current state."""
+    """Return the tenant and name of each list on which the record appears in its current state."""
     if isinstance(record, Run):
         return frozenset({*_fixed_run_lists(record), *_run_state_lists(record)})
     if isinstance(record, Worker):
@@ -87,20 +90,25 @@ def lists_of(record: Record) -> frozenset[ListKey]:
     return _NO_LISTS
 
 
-def list_changes(record: Record, before: str) -> tuple[frozenset[ListKey], frozenset[ListKey]]:
-    """Return the lists that a record joined and left in its transition from state `before`; empty for a new record."""
-    if before == record.state:
+def list_changes(record: Record, state_before: str) -> tuple[frozenset[ListKey], frozenset[ListKey]]:
+    """Return the lists that a record joined and the lists that it left in its transition from `state_before`.
+
+    `state_before` is an empty string if the record was just created.
+    """
+    if state_before == record.state:
         return _NO_LISTS, _NO_LISTS
-    current = lists_of(record)
-    if not before:
-        return current, _NO_LISTS
+    lists_now = lists_of(record)
+    if not state_before:
+        return lists_now, _NO_LISTS
     if isinstance(record, Run):
-        previous = _run_lists_for_state(record, before, RUN_VIEW.state_map[before], WORKSTREAM_VIEW.state_map[before])
-        current = _run_state_lists(record)
-        return current - previous, previous - current
+        lists_before = _run_lists_for_state(
+            record, state_before, RUN_VIEW.state_map[state_before], WORKSTREAM_VIEW.state_map[state_before]
+        )
+        lists_now = _run_state_lists(record)
+        return lists_now - lists_before, lists_before - lists_now
     if isinstance(record, Worker):
-        previous = _worker_lists(record, before)
-        return current - previous, previous - current
+        lists_before = _worker_lists(record, state_before)
+        return lists_now - lists_before, lists_before - lists_now
     return _NO_LISTS, _NO_LISTS
 
 

@@ -27,8 +27,8 @@ REQUESTS_REMEMBERED: Final = 8
 class Command(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A command to the record `id`, sent by `actor`. `by` are the kinds of actors that may send it.
 
-    A command with a `request_id` may be repeated. With `is_unordered`, the repeat may have the keys of its dicts in
-    another order.
+    A command with a `request_id` may be repeated: the repeat changes nothing. With `is_unordered`, the repeat may have
+    the keys of its dicts in another order.
     """
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR})
@@ -48,7 +48,11 @@ class Stateful(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=T
 
 
 class Record(Stateful, frozen=True, kw_only=True):
-    """A stored record. `rev` counts its events; `requests` are the first and the latest requests applied to it."""
+    """A stored record.
+
+    `rev` counts its events. `requests` are fingerprints of requests that were applied to it: the first one and the
+    latest ones.
+    """
 
     tenant: str = ""
     run_id: str = ""
@@ -106,7 +110,7 @@ class Implies(msgspec.Struct, frozen=True):
 
 
 class _Entry:
-    """The implied step and the rule for one state and one command, in the form that `_follow` needs."""
+    """The implied step and the rule for one state and one command, in the form that `_apply_rules` needs."""
 
     __slots__ = ("handler", "implied", "rule", "targets")
 
@@ -127,7 +131,7 @@ def check_actor(command: Command) -> None:
 
 
 def is_repeat(record: Record, command: Command) -> bool:
-    """Return whether this request, with the same content, was applied to the record before."""
+    """Return whether the same request, with the same content, was applied to the record before."""
     return bool(command.request_id) and _request_fingerprint(command) in record.requests
 
 
@@ -153,11 +157,15 @@ def remember_request(record: R, command: Command) -> R:
 
 
 def no_change(_record: Any, _command: Any, _at: int) -> None:
-    """Handle a repeat: the record already is in the requested state."""
+    """Return None, so that the command changes nothing: the record already is in the requested state."""
 
 
 class Machine(Generic[S]):
-    """The rules of one kind of record. The constructor rejects ambiguous tables and implied steps without a rule."""
+    """The rules and implied steps of one kind of record.
+
+    The constructor raises `InvariantBroken` for two rules with the same state and command, and for implied steps
+    without a rule.
+    """
 
     def __init__(self, name: str, *rows: Rule | Implies, initial: str) -> None:
         self.name = name
@@ -172,10 +180,10 @@ class Machine(Generic[S]):
             for key in (*self._rules, *self._implied_steps)
         }
         self.states = _distinct(
-            state for rule in self.rules for state in (rule.source, *(to.state for to in rule.targets)) if state
+            state for rule in self.rules for state in (rule.source, *(target.state for target in rule.targets)) if state
         )
-        leaves = {rule.source for rule in self.rules for to in rule.targets if to.state != rule.source}
-        self.terminal = frozenset(state for state in self.states if state not in leaves)
+        left_states = {rule.source for rule in self.rules for target in rule.targets if target.state != rule.source}
+        self.terminal = frozenset(state for state in self.states if state not in left_states)
         self.commands = _distinct(row.command for row in rows)
         for step in self.implied_steps:
             implied = (step.source, step.first)
@@ -200,11 +208,15 @@ class Machine(Generic[S]):
         return self._implied_steps.get((state, command))
 
     def edges(self) -> list[tuple[Rule, Target]]:
-        """Return every transition that leads to another state, in the order of the table."""
-        return [(rule, to) for rule in self.rules for to in rule.targets if to.state != rule.source]
+        """Return each rule with each target that is another state, in the order of the table."""
+        return [(rule, target) for rule in self.rules for target in rule.targets if target.state != rule.source]
 
     def decide(self, record: R, command: Command, at: int, events: list[Event]) -> R:
-        """Check a submitted command against earlier requests and `expected_rev`, then apply it with `step`."""
+        """Apply a submitted command and return the changed record; append an event for each transition.
+
+        A repeated request returns the same record. A reused request id or another `expected_rev` than the record's is
+        refused.
+        """
         request = ""
         if command.request_id:
             request = _request_fingerprint(command)
@@ -221,15 +233,21 @@ class Machine(Generic[S]):
         return remember_request(changed, command) if request and changed is not record else changed
 
     def step(self, record: R, command: Command, at: int, events: list[Event]) -> R:
-        """Apply the command after the steps that it implies; append an event for each transition."""
+        """Apply the command after the steps that it implies, and append an event for each transition.
+
+        Return the changed record. Unlike `decide`, it does not check for repeated requests.
+        """
         if actor_kind(command.actor) not in command.by:
             check_actor(command)
         # A clock that jumped back must not put two events of a record in the wrong order.
         at = at if at > record.updated_at else record.updated_at
-        return self._follow(record, command.__class__, command, at, events)
+        return self._apply_rules(record, command.__class__, command, at, events)
 
-    def _follow(self, record: R, command_type: type[Command], command: Command, at: int, events: list[Event]) -> R:
-        """Apply the rules for this type of command and for the types that it implies, with the fields of `command`."""
+    def _apply_rules(self, record: R, command_type: type[Command], command: Command, at: int, events: list[Event]) -> R:
+        """Apply the rules for `command_type` and the types that it implies, with the fields of `command`.
+
+        Return the changed record, and append an event for each transition.
+        """
         draft, pending_types = record, [command_type]
         while pending_types:
             entry = self._entries.get((draft.state, pending_types[-1]))
@@ -281,7 +299,7 @@ class Machine(Generic[S]):
         return draft
 
     def refusal(self, record: Stateful, command_type: type[Command]) -> Refused:
-        """Return the refusal of a command that no rule accepts in this state."""
+        """Return the `Refused` for a command that no rule accepts in the record's state; the caller raises it."""
         rows: tuple[Rule | Implies, ...] = (*self.rules, *self.implied_steps)
         sources = [row.source for row in rows if row.command is command_type]
         expected = ", ".join(_distinct(source or "no record" for source in sources))
@@ -309,7 +327,7 @@ def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def stored_name(command: type[Command]) -> str:
-    """Return the command name that is hashed with a stored request id.
+    """Return the name that stands for this type of command in fingerprints of stored requests.
 
     It is the class variable `stored_name` if this class itself defines one, which a renamed class does; otherwise the
     name of the class.
@@ -319,7 +337,7 @@ def stored_name(command: type[Command]) -> str:
 
 
 def _request_fingerprint(command: Command) -> str:
-    """Return the request id with a hash of the command, so that its reuse with other content is detected."""
+    """Return the request id with a hash of the command, so that a reuse of the id with other content is detected."""
     plain = replace(command, expected_rev=None)
     text = msgspec.json.encode(plain, order="deterministic" if command.is_unordered else None)
     content = blake2b(text, digest_size=8, person=stored_name(type(command))[:16].encode())

@@ -1,4 +1,4 @@
-"""The plan of a run: the order of its jobs, its hash and its validation, and the plan of a rerun."""
+"""The plan of a run: the order of its jobs, its hash and its checks, and the plan of a rerun."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNPLANNED: Final = ("PLAN_FAILED", "PLAN_TIMEOUT")
 
 
 def resolve_needs(steps: Sequence[tuple[str, Sequence[str] | None]]) -> tuple[tuple[str, ...], ...]:
-    """Return the needs of each named step, in the order of the steps.
+    """Return, for each step, the names of the steps that it needs. A step is its name and its declared needs, or None.
 
     If no step declares its needs, each needs the one before. If any does, even an empty list, the steps are a graph,
     and a step without declared needs has none.
@@ -36,7 +36,7 @@ def plan_hash(
     has_validation: bool = False,
     timeout_seconds: int = run.TIMEOUT_SECONDS,
 ) -> str:
-    """Return the hash of a plan, which an approval refers to. The order of dict keys does not matter."""
+    """Return the SHA-256 of the jobs and settings of a plan, in hex. The order of dict keys does not matter."""
     plan = {
         "jobs": jobs,
         "is_fail_fast": is_fail_fast,
@@ -47,12 +47,12 @@ def plan_hash(
 
 
 def prerequisites(spec: JobSpec) -> tuple[str, ...]:
-    """Return the names of all jobs that must end before this one: its needs first, then the rest of `after`."""
+    """Return the names of all jobs that must end before this one: its needs, then the other names in its `after`."""
     return (*spec.needs, *(name for name in spec.after if name not in spec.needs)) if spec.after else spec.needs
 
 
 def followers(jobs: Sequence[JobSpec]) -> dict[str, tuple[str, ...]]:
-    """Return, for each job, the jobs that come after it without needing its success."""
+    """Return, for each job, the names of the jobs that wait only for its end. Jobs without such are omitted."""
     followers: dict[str, list[str]] = {}
     for spec in jobs:
         for name in prerequisites(spec)[len(spec.needs) :]:
@@ -61,7 +61,7 @@ def followers(jobs: Sequence[JobSpec]) -> dict[str, tuple[str, ...]]:
 
 
 def dependents(jobs: Sequence[JobSpec]) -> dict[str, tuple[str, ...]]:
-    """Return, for each job, the jobs that need its success. Refuse an invalid plan."""
+    """Return, for each job, the names of the jobs that need its success. Refuse an invalid plan."""
     if len(jobs) > run.MAX_JOBS:
         raise Refused("bad_request", f"the plan has {len(jobs)} jobs; a run takes at most {run.MAX_JOBS}")
     needs = {spec.name: spec.needs for spec in jobs}
@@ -70,10 +70,10 @@ def dependents(jobs: Sequence[JobSpec]) -> dict[str, tuple[str, ...]]:
     for spec in jobs:
         _check_spec(spec)
         # The id of an attempt is derived from its job's: `build.1` is the first attempt of `build`.
-        head, _, number = spec.name.rpartition(".")
-        if head in needs and number.isdecimal():
+        job_name, _, number = spec.name.rpartition(".")
+        if job_name in needs and number.isdecimal():
             raise Refused(
-                "bad_request", f"job {spec.name!r} has the name of an attempt of job {head!r}; give it another name"
+                "bad_request", f"job {spec.name!r} has the name of an attempt of job {job_name!r}; give it another name"
             )
     waiting = graph.dependents(needs)
     after = {spec.name: spec.after for spec in jobs if spec.after}
@@ -109,10 +109,10 @@ def _check_spec(spec: JobSpec) -> None:
 
 
 def rerun_jobs(record: Run, jobs: Iterable[Job], *, failed_only: bool) -> tuple[JobSpec, ...]:
-    """Return the plan of a run that repeats `record`, in the order of the old plan; `jobs` are all of its jobs.
+    """Return the jobs of a run that repeats `record`, in the order of the old plan. `jobs` are all jobs of `record`.
 
-    With `failed_only`, it has the jobs that did not succeed, the jobs after them, because they saw the old result, and
-    the approvals before these; no approval is inherited. Dependencies through omitted jobs are kept.
+    With `failed_only`, these are the jobs that did not succeed, the jobs after them, because they saw the old result,
+    and the approvals before these; no approval is inherited. Dependencies through omitted jobs are kept.
     """
     if not run.is_over(record):
         raise Refused("wrong_state", f"run {record.id} is {record.state}; wait for its end, or cancel it, to repeat it")
@@ -129,31 +129,31 @@ def rerun_jobs(record: Run, jobs: Iterable[Job], *, failed_only: bool) -> tuple[
 
 
 def can_rerun(state: str, reason: str) -> bool:
-    """Return whether a run in this state, with this reason, has ended and had a plan."""
+    """Return whether a run in this state has ended and, going by its reason, had a plan."""
     return run.is_over_state(state) and reason not in _UNPLANNED
 
 
 def job_names_to_rerun(jobs: Mapping[str, Job]) -> set[str]:
     """Return the names of the jobs that did not succeed, the jobs after them, and the approvals before these."""
-    before = {
+    predecessors = {
         name: [earlier for earlier in prerequisites(record.spec) if earlier in jobs] for name, record in jobs.items()
     }
     failed = [name for name, record in jobs.items() if not job.satisfies(record)]
-    names = {*failed, *_reachable(failed, graph.dependents(before))}
-    return names | {name for name in _reachable(names, before) if jobs[name].spec.kind == job.APPROVAL}
+    names = {*failed, *_reachable(failed, graph.dependents(predecessors))}
+    return names | {name for name in _reachable(names, predecessors) if jobs[name].spec.kind == job.APPROVAL}
 
 
 def restrict(specs: Sequence[JobSpec], names: Collection[str]) -> tuple[JobSpec, ...]:
-    """Return the plan with only these jobs. A dependency on an omitted job is replaced by that job's dependencies."""
+    """Return the jobs with these names. A dependency on an omitted job is replaced by the dependencies of that job."""
     needs = {spec.name: spec.needs for spec in specs}
-    before = {spec.name: prerequisites(spec) for spec in specs}
-    remaining_needs, remaining_before = _contract(needs, names), _contract(before, names)
+    predecessors = {spec.name: prerequisites(spec) for spec in specs}
+    remaining_needs, remaining_predecessors = _contract(needs, names), _contract(predecessors, names)
     return tuple(
         msgspec.structs.replace(
             spec,
             needs=remaining_needs[spec.name],
             # An omitted job in between may come before it only in order: then it does not need the success.
-            after=tuple(name for name in remaining_before[spec.name] if name not in remaining_needs[spec.name]),
+            after=tuple(name for name in remaining_predecessors[spec.name] if name not in remaining_needs[spec.name]),
         )
         for spec in specs
         if spec.name in names
@@ -161,27 +161,36 @@ def restrict(specs: Sequence[JobSpec], names: Collection[str]) -> tuple[JobSpec,
 
 
 def _reachable(names: Iterable[str], edges: Mapping[str, Sequence[str]]) -> set[str]:
-    """Return all names that can be reached from these over the edges, directly or indirectly."""
+    """Return the names that can be reached from `names` by following one or more edges."""
     reached, stack = set[str](), list(names)
     while stack:
-        new = [name for name in edges[stack.pop()] if name not in reached]
-        reached.update(new)
-        stack += new
+        unvisited = [name for name in edges[stack.pop()] if name not in reached]
+        reached.update(unvisited)
+        stack += unvisited
     return reached
 
 
-def _contract(edges: Mapping[str, Sequence[str]], kept: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Return the edges of the graph without the names that are not kept: an edge to one becomes its own edges."""
+def _contract(edges: Mapping[str, Sequence[str]], remaining_names: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Return the edges between the remaining names.
+
+    An edge to an omitted name is replaced by the edges from that name.
+    """
     contracted: dict[str, tuple[str, ...]] = {}
     stack = [*edges]
     while stack:
         name = stack[-1]
-        missing = [other for other in edges[name] if other not in contracted] if name not in contracted else []
-        if missing:
-            stack += missing
+        uncontracted = (
+            [next_name for next_name in edges[name] if next_name not in contracted] if name not in contracted else []
+        )
+        if uncontracted:
+            stack += uncontracted
             continue
         stack.pop()
         if name not in contracted:
-            targets = (target for other in edges[name] for target in ((other,) if other in kept else contracted[other]))
+            targets = (
+                target
+                for next_name in edges[name]
+                for target in ((next_name,) if next_name in remaining_names else contracted[next_name])
+            )
             contracted[name] = tuple(dict.fromkeys(targets))
     return contracted

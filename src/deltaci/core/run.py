@@ -42,8 +42,9 @@ MAX_JOBS: Final = 100_000
 class Tally(msgspec.Struct, frozen=True):
     """Counts of a run's jobs.
 
-    `open` jobs have not ended, `active` ones progress without people, `waiting` ones wait for approval. `doomed` are
-    required jobs that failed or were cancelled, so that the run cannot succeed; `first_doomed` is the first of them.
+    `open` jobs have not ended, `active` ones progress without people, `waiting` ones wait for approval. `doomed` counts
+    the required jobs that failed or were cancelled, so that the run cannot succeed; `first_doomed` is the id of the
+    first of them.
     """
 
     open: int = 0
@@ -80,7 +81,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Run(Record, frozen=True, kw_only=True):
-    """`conclusion` keeps the outcome once the run is REPORTED."""
+    """One evaluation of a change. `conclusion` is the final state, which remains known once `state` is REPORTED."""
 
     plan_hash: str = ""
     is_fail_fast: bool = False
@@ -100,22 +101,25 @@ class Run(Record, frozen=True, kw_only=True):
 
     @property
     def times_out_at(self) -> int:
-        """The run timeout, which counts from RUNNING; 0 before."""
+        """When the run timeout ends: `timeout_seconds` after the run entered RUNNING, 0 before that."""
         return self.started_at + self.timeout_seconds * SECOND if self.started_at else 0
 
 
 class Create(Command, frozen=True, kw_only=True):
-    """Create a run for a webhook, a person or a program."""
+    """Create a run that was requested by a webhook, a person or a program."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
 
 
 class BeginPlanning(Command, frozen=True, kw_only=True):
-    """The planner starts to plan the run."""
+    """Record that the planner starts to plan the run, and set the deadline of the plan."""
 
 
 class PlanReady(Command, frozen=True, kw_only=True):
-    """The planner returned a plan and its jobs exist. Settings from the plan apply from now on."""
+    """Queue the run: the planner returned a plan and its jobs exist.
+
+    The settings that are not None replace the run's.
+    """
 
     jobs: int
     plan_hash: str = ""
@@ -124,46 +128,46 @@ class PlanReady(Command, frozen=True, kw_only=True):
 
 
 class PlanFailed(Command, frozen=True, kw_only=True):
-    """The planner failed."""
+    """Record that the planner failed, with its error."""
 
     error: str
 
 
 class TimeOutPlanning(Command, frozen=True, kw_only=True):
-    """The planner did not return a plan in time."""
+    """Fail the planning, because the planner did not return a plan in time."""
 
 
 class FirstActive(Command, frozen=True, kw_only=True):
-    """The first job is running."""
+    """Start the run, because its first job is running or its first approval is open."""
 
     job_id: str = ""
 
 
 class AwaitApproval(Command, frozen=True, kw_only=True):
-    """No job can progress until a person decides an approval."""
+    """Mark the run as waiting: no job can progress until a person decides about an approval."""
 
 
 class Resume(Command, frozen=True, kw_only=True):
-    """A job can progress again."""
+    """End the wait for approval, because a job can progress again or all have ended."""
 
 
 class AllDone(Command, frozen=True, kw_only=True):
-    """All jobs have ended and all required ones succeeded."""
+    """Begin the final validation: all jobs have ended and no required one failed."""
 
 
 class Validate(Command, frozen=True, kw_only=True):
-    """The final validation of the run ended."""
+    """Record the result of the run's final validation: the run succeeds or fails."""
 
     is_passed: bool
     details: str = ""
 
 
 class Fail(Command, frozen=True, kw_only=True):
-    """The run can no longer succeed."""
+    """Fail the run: a required job failed, or there is no plan."""
 
 
 class TimeOut(Command, frozen=True, kw_only=True):
-    """The run timeout has passed."""
+    """End the run, because the run timeout has passed."""
 
 
 class Cancel(Command, frozen=True, kw_only=True):
@@ -179,7 +183,7 @@ class FinishCancel(Command, frozen=True, kw_only=True):
 
 
 class Report(Command, frozen=True, kw_only=True):
-    """The outcome is published. `reported_to` says how the run's forge was informed, if it has one."""
+    """Record that the outcome was published. `reported_to` says how the run's forge was informed, if it has one."""
 
     by: ClassVar[frozenset[str]] = frozenset({REPORTER})
 
@@ -196,8 +200,8 @@ def _create(run: Run, _command: Create, at: int) -> Transition:
 
 
 def _begin_planning(run: Run, _command: BeginPlanning, at: int) -> Transition:
-    by = at + run.planning_seconds * SECOND
-    return PLANNING, {"plan_by": by}, {"plan_by": by}
+    deadline = at + run.planning_seconds * SECOND
+    return PLANNING, {"plan_by": deadline}, {"plan_by": deadline}
 
 
 def _plan_ready(run: Run, command: PlanReady, at: int) -> Transition:
@@ -365,17 +369,17 @@ TERMINAL: Final = MACHINE.terminal
 
 
 def is_over(run: Run) -> bool:
-    """Return whether the outcome is final: later changes of its jobs do not affect the run."""
+    """Return whether the run's outcome is final, so that later changes of its jobs do not affect it."""
     return is_over_state(run.state)
 
 
 def may_discard_workspace(run: Run) -> bool:
-    """Return whether the run's workspace is no longer needed: of a failed run it is kept."""
+    """Return whether the run's workspace may be deleted: the run succeeded or was cancelled. A failed run keeps it."""
     return is_over(run) and run.conclusion in (SUCCESS, CANCELED)
 
 
 def is_over_state(state: str) -> bool:
-    """Return whether a run in this state has its outcome."""
+    """Return whether the outcome of a run in this state is final."""
     return state in OVER or state == REPORTED
 
 
@@ -385,24 +389,27 @@ def is_unplanned(run: Run) -> bool:
 
 
 def may_start_jobs(run: Run) -> bool:
-    """Return whether jobs of the run may still be started."""
+    """Return whether jobs of the run may be started: it has a plan, is not being cancelled and its outcome is open."""
     return run.state in (QUEUED, RUNNING, WAITING_APPROVAL)
 
 
-def updated_tally(tally: Tally, before: str, after: job.Job) -> Tally:
-    """Return the tally after one of the run's jobs changed from state `before` to `after`."""
-    state = after.state
+def updated_tally(tally: Tally, state_before: str, changed_job: job.Job) -> Tally:
+    """Return the tally after a transition of one of the run's jobs from `state_before` to its current state.
+
+    `state_before` is ABSENT if the job was just created.
+    """
+    state_after = changed_job.state
     return Tally(
-        tally.open + (before == ABSENT) - (state in job.TERMINAL),
-        tally.active + (state in job.ACTIVE) - (before in job.ACTIVE),
-        tally.waiting + (state == job.WAITING_APPROVAL) - (before == job.WAITING_APPROVAL),
-        tally.doomed + job.dooms_run(after),
-        tally.first_doomed or (after.id if job.dooms_run(after) else ""),
+        tally.open + (state_before == ABSENT) - (state_after in job.TERMINAL),
+        tally.active + (state_after in job.ACTIVE) - (state_before in job.ACTIVE),
+        tally.waiting + (state_after == job.WAITING_APPROVAL) - (state_before == job.WAITING_APPROVAL),
+        tally.doomed + job.dooms_run(changed_job),
+        tally.first_doomed or (changed_job.id if job.dooms_run(changed_job) else ""),
     )
 
 
 def next_command(run: Run) -> Command | None:
-    """Return the command that the run's tally demands, or None if its state already agrees with the tally."""
+    """Return the command that the run's tally requires, or None if the state of the run agrees with the tally."""
     tally, state, id = run.tally, run.state, run.id
     if state == CANCEL_REQUESTED:
         return None if tally.open else FinishCancel(id=id)
@@ -421,5 +428,5 @@ def next_command(run: Run) -> Command | None:
 
 
 def job_cancel_reason(run: Run) -> str:
-    """Return the reason with which the remaining jobs of an ending run are cancelled."""
+    """Return the reason for cancelling the remaining jobs of a run that was cancelled, failed or timed out."""
     return {CANCEL_REQUESTED: job.RUN_CANCELED, TIMEOUT: job.RUN_TIMEOUT}.get(run.state, job.NOT_NEEDED)

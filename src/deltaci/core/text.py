@@ -22,7 +22,10 @@ MAX_WORDS: Final = 100
 
 
 def plain_line(text: str, max_chars: int) -> str:
-    """Return the text as one printable line of at most `max_chars`, without escape sequences."""
+    """Return the text as one printable line of at most `max_chars`, without escape sequences.
+
+    Characters that are not printable become spaces or replacement characters.
+    """
     text = text[: 4 * max_chars]  # Escape sequences do not count, but their number is bounded.
     text = ESCAPES.sub("", text).replace("\t", " ").strip("\r\n")
     text = " ".join(text.splitlines()) if not text.isprintable() else text
@@ -32,7 +35,7 @@ def plain_line(text: str, max_chars: int) -> str:
 
 
 def format_size(byte_count: int) -> str:
-    """Return a number of bytes as text, such as `512 B`, `1.5 KiB` or `3.2 MiB`."""
+    """Return a number of bytes as text for people, such as `512 B`, `1.5 KiB` or `3.2 MiB`."""
     value = float(byte_count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
@@ -42,7 +45,7 @@ def format_size(byte_count: int) -> str:
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """Return the known word that is nearest to a misspelled one, or an empty string if none is near.
+    """Return the word of `words` that is nearest to the misspelled `word`, or an empty string if none is near.
 
     Of equally near words, return the first in alphabetical order.
     """
@@ -64,14 +67,14 @@ def _normalized(word: str) -> str:
     return word.strip().lower().replace("_", "-")
 
 
-def edit_distance(one: str, other: str) -> int:
-    """Return how many characters must be added, removed, replaced or swapped with their neighbour."""
-    rows = [list(range(len(other) + 1))]
-    for i, left in enumerate(one, 1):
+def edit_distance(first: str, second: str) -> int:
+    """Return how many characters to add, remove, replace or swap with a neighbour to turn `first` into `second`."""
+    rows = [list(range(len(second) + 1))]
+    for i, first_char in enumerate(first, 1):
         row = [i]
-        for j, right in enumerate(other, 1):
-            cost = min(rows[-1][j] + 1, row[j - 1] + 1, rows[-1][j - 1] + (left != right))
-            if i > 1 and j > 1 and left == other[j - 2] and one[i - 2] == right:
+        for j, second_char in enumerate(second, 1):
+            cost = min(rows[-1][j] + 1, row[j - 1] + 1, rows[-1][j - 1] + (first_char != second_char))
+            if i > 1 and j > 1 and first_char == second[j - 2] and first[i - 2] == second_char:
                 cost = min(cost, rows[-2][j - 2] + 1)
             row.append(cost)
         rows.append(row)

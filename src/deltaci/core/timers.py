@@ -1,4 +1,4 @@
-"""The deadlines of records, and the command that is due at each."""
+"""The next deadline of each record, and the command to apply at that time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TIMED: Final = (attempt.RUNNING, attempt.UPLOADING)
 
 
 def next_due(record: Record) -> Due | None:
-    """Return the record's next deadline and the command that is due then, or None if it has no deadline."""
+    """Return the time of the record's next deadline and the type of the command to apply then, or None."""
     if type(record) is Attempt:
         return _attempt_due(record)
     if isinstance(record, Job):
@@ -59,14 +59,17 @@ def _run_due(record: Run) -> Due | None:
 
 
 def ready_at(record: Record) -> int | None:
-    """Return when a queued attempt becomes claimable, or None for other records. Earlier ones are claimed first."""
+    """Return from when on a queued attempt may be claimed, or None for other records.
+
+    Of attempts with the same priority, the one with the earliest time is claimed first.
+    """
     if type(record) is Attempt and record.state == attempt.QUEUED:
         return max(record.run_at, record.fence_until, record.created_at)
     return None
 
 
 def is_over(record: Record) -> bool:
-    """Return whether the record is in a terminal state, so that it may leave the hot tables."""
+    """Return whether the record is in a terminal state, so that it may leave the tables of active records."""
     return record.state in _TERMINAL[type(record)]
 
 

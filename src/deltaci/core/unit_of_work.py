@@ -1,4 +1,4 @@
-"""The records that a decision reads and its changes, which are discarded unless the decision is committed."""
+"""The records that a decision reads, and the changes that it makes, which are discarded unless it is committed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T", bound=Record)
 
 
 class UnitOfWork:
-    """The loaded records, and the draft of the decision in progress.
+    """The loaded records, and the uncommitted changes (the draft) of the decision in progress.
 
     Reading a record that is not loaded raises `NotLoaded`, so that the caller loads it and decides again. With
     `is_complete`, all records are loaded and a missing one does not exist.
@@ -34,7 +34,10 @@ class UnitOfWork:
         self.events: list[Event] = []
 
     def find(self, id: str) -> Record | None:
-        """Return the record with the changes of the decision in progress, or None if it does not exist."""
+        """Return the record with the changes of the decision in progress, or None if it does not exist.
+
+        Raises `NotLoaded` if the record is not loaded.
+        """
         record = self.draft.get(id)
         if record is not None:
             return record
@@ -45,14 +48,15 @@ class UnitOfWork:
                 return None
             raise NotLoaded(ids=(id,)) from None
 
-    def get(self, id: str, kind: type[T]) -> T:
-        """Return the record; refuse with `not_found` unless it exists and is of this kind."""
+    def get(self, id: str, record_type: type[T]) -> T:
+        """Return the record. Refuse with `not_found` if it does not exist or is not of this type."""
         record = self.find(id)
         if record is None:
-            raise Refused("not_found", f"there is no {kind.__name__.lower()} {id!r}; check the id")
-        if not isinstance(record, kind):
+            raise Refused("not_found", f"there is no {record_type.__name__.lower()} {id!r}; check the id")
+        if not isinstance(record, record_type):
             raise Refused(
-                "not_found", f"{id!r} is a {type(record).__name__.lower()}, not a {kind.__name__.lower()}; check the id"
+                "not_found",
+                f"{id!r} is a {type(record).__name__.lower()}, not a {record_type.__name__.lower()}; check the id",
             )
         return record
 
@@ -66,12 +70,12 @@ class UnitOfWork:
         return self.get(id, Attempt)
 
     def worker(self, id: str) -> Worker | None:
-        """Return the worker, or None if it is not registered: clients of the plain queue need no registration."""
+        """Return the worker, or None if it is not registered: workers of the plain queue need not register."""
         record = self.find(id)
         return record if isinstance(record, Worker) else None
 
     def require(self, ids: Iterable[str]) -> None:
-        """Raise one `NotLoaded` for all of these records that are not loaded, so that one query loads them."""
+        """Raise one `NotLoaded` with all ids that are not loaded, so that the caller loads them with one query."""
         if not self.is_complete:
             missing = tuple(
                 id for id in ids if id not in self.draft and id not in self.records and id not in self.absent
@@ -97,11 +101,11 @@ class UnitOfWork:
         return [job for job in map(self.job, ids) if job.state not in TERMINAL]
 
     def put(self, record: Record) -> None:
-        """Write a changed record to the draft."""
+        """Add a changed record to the draft."""
         self.draft[record.id] = record
 
     def add(self, record: Record) -> None:
-        """Write a new record to the draft."""
+        """Add a new record to the draft; raise `InvariantBroken` if its id exists."""
         if self.find(record.id) is not None:
             raise InvariantBroken(f"{record.id} is created twice")
         self.put(record)
@@ -111,7 +115,7 @@ class UnitOfWork:
             self.draft_job_ids[record.run_id].append(record.id)
 
     def commit(self) -> tuple[dict[str, Record], list[Event]]:
-        """Apply the draft to the loaded records; return its changed records and its events."""
+        """Make the draft part of the loaded records; return the records that it changed, by id, and its events."""
         draft, events = self.draft, self.events
         self.records.update(draft)
         if events:
@@ -121,5 +125,5 @@ class UnitOfWork:
         return draft, events
 
     def roll_back(self) -> None:
-        """Discard the draft."""
+        """Discard the draft and its events."""
         self.draft, self.draft_job_ids, self.absent, self.events = {}, {}, set(), []

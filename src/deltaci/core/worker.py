@@ -27,10 +27,11 @@ REPEATED_INFRA_FAILURES: Final = "REPEATED_TROUBLES"  # The reason of that quara
 
 
 class Worker(Record, frozen=True, kw_only=True):
-    """A registered runner. `tasks` are the attempts of its live leases: their ids, because a counter could drift.
+    """The record of a registered runner.
 
-    `infra_failures` counts the tasks in a row that failed because of the worker's infrastructure. The tasks that it
-    held at the time of such a failure are `excused`: the same cause may end all of them, so that it counts once.
+    `tasks` are the attempts of its live leases: their ids, because a counter could drift. `infra_failures` counts the
+    tasks in a row that failed because of the worker's infrastructure. The tasks that it held at the time of such a
+    failure are `excused`: the same cause may end these tasks too, so that it counts once.
     """
 
     labels: tuple[str, ...] = ()
@@ -46,19 +47,19 @@ class Worker(Record, frozen=True, kw_only=True):
 
 
 class Register(Command, frozen=True, kw_only=True):
-    """Create the worker of a runner that registers."""
+    """Create the record of a runner that registers."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, RUNNER})
 
 
 class CompleteRegistration(Command, frozen=True, kw_only=True):
-    """Finish the registration: the capabilities are known."""
+    """Finish the registration: the worker is idle and may be given work."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, RUNNER})
 
 
 class UpdateCapabilities(Command, frozen=True, kw_only=True):
-    """Change the labels or the number of slots; None leaves one as it was.
+    """Change the labels or the number of slots; None keeps the current value.
 
     `token_at` is when the token of a new registration was issued; 0 if the runner does not register again.
     """
@@ -73,16 +74,16 @@ class UpdateCapabilities(Command, frozen=True, kw_only=True):
 
 
 class Assign(Command, frozen=True, kw_only=True):
-    """Add the attempt of a granted lease. `queue_key` names the labels that it requires."""
+    """Add the attempt of a newly granted lease to the worker's tasks. `queue_key` names the labels that it requires."""
 
     attempt_id: str
     queue_key: str = ""
 
 
 class Release(Command, frozen=True, kw_only=True):
-    """Remove the attempt of an ended lease.
+    """Remove the attempt of an ended lease from the worker's tasks.
 
-    `is_infra_failure` says whether the worker's infrastructure ended it, or None if that is unknown.
+    `is_infra_failure` says whether the worker's infrastructure caused the end of the lease; None if that is unknown.
     """
 
     attempt_id: str
@@ -90,11 +91,11 @@ class Release(Command, frozen=True, kw_only=True):
 
 
 class MissHealthChecks(Command, frozen=True, kw_only=True):
-    """The worker missed too many health checks in a row."""
+    """Mark the worker as unresponsive, because it missed too many health checks in a row."""
 
 
 class Recover(Command, frozen=True, kw_only=True):
-    """The worker answers again."""
+    """Mark an unresponsive worker as idle, because it answers again."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, RUNNER})
 
@@ -132,18 +133,18 @@ class Quarantine(Command, frozen=True, kw_only=True):
 
 
 class Resume(Command, frozen=True, kw_only=True):
-    """End the hold and reset the count of infrastructure failures."""
+    """End the hold, so that the worker gets work again, and reset its count of infrastructure failures."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
 
 
 def queue_key(labels: Iterable[str]) -> str:
-    """Return the canonical name of the queue for a set of required labels."""
+    """Return the name of the queue for a set of required labels: the labels, sorted and joined with commas."""
     return ",".join(sorted(set(labels)))
 
 
 def required_labels(key: str) -> set[str]:
-    """Return the labels that a worker needs to claim from this queue."""
+    """Return the labels that a worker must have to claim from the queue with this key."""
     return set(key.split(",")) if key else set()
 
 
@@ -237,7 +238,11 @@ def _infra_failures_after(worker: Worker, release: Release) -> int:
 
 
 def should_quarantine(worker: Worker, release: Release) -> bool:
-    """Return whether this release is one infrastructure failure too many, unless the worker gets no new work anyway."""
+    """Return whether the worker must be quarantined because of this release.
+
+    It must if the release is one more infrastructure failure in a row and MAX_INFRA_FAILURES is reached, unless the
+    worker gets no new work anyway.
+    """
     return (
         not worker.hold
         and not worker.shutdown_reason
@@ -373,12 +378,15 @@ _MAY_RETURN: Final = frozenset({LEFT, PRESUMED_GONE, ""})  # Empty after GiveUp.
 
 
 def is_over(record: Worker) -> bool:
-    """Return whether this incarnation of the worker has ended."""
+    """Return whether this incarnation of the worker has shut down."""
     return record.state in TERMINAL
 
 
 def may_return(record: Worker) -> bool:
-    """Return whether this incarnation ended without an operator's request, so that a new one may follow."""
+    """Return whether a new incarnation of the worker may register.
+
+    It may if this incarnation has ended and was not removed by an operator.
+    """
     return is_over(record) and record.shutdown_reason in _MAY_RETURN
 
 
@@ -388,17 +396,23 @@ def is_unresponsive(record: Worker) -> bool:
 
 
 def accepts_work(record: Worker) -> bool:
-    """Return whether the worker may get new work when it has a free slot: it is neither on hold nor shutting down."""
+    """Return whether the worker may get new work: it is idle or busy, neither on hold nor shutting down.
+
+    Whether it has a free slot is not considered.
+    """
     return MACHINE.changes(record.state, Assign) and not record.hold and not record.shutdown_reason
 
 
 def is_quarantined(record: Worker) -> bool:
-    """Return whether the worker is on hold because it is not trusted, rather than by an operator."""
+    """Return whether the worker is on hold because it is not trusted, not because an operator drained it."""
     return record.hold == QUARANTINED
 
 
 def carry_over_hold(record: Worker, id: str) -> Command | None:
-    """Return the command that puts the next incarnation, which was just created, on hold like `record`; None if not."""
+    """Return the command that puts the next incarnation, `id`, on hold like `record`; None if `record` is not on hold.
+
+    The command applies only to a newly registered worker.
+    """
     reason, first_rev = record.hold_reason, 2  # The revision of a newly registered worker.
     if record.hold == DRAINED:
         return Drain(id=id, reason=reason, expected_rev=first_rev)
@@ -417,7 +431,10 @@ CONDITIONS: Final = (READY, BUSY.lower(), DRAINED.lower(), QUARANTINED.lower(), 
 
 
 def condition(record: Worker, *, is_missed: bool) -> str:
-    """Return one of `CONDITIONS`. `is_missed` means that its heartbeats stopped, which its record may not show yet."""
+    """Return the condition of the worker for people, one of `CONDITIONS`.
+
+    `is_missed` means that its heartbeats stopped, which its record may not show yet.
+    """
     if is_over(record):
         return GONE
     if is_missed or is_unresponsive(record):
@@ -430,7 +447,7 @@ def condition(record: Worker, *, is_missed: bool) -> str:
 
 
 def available_commands(state: str, hold: str, *, is_leaving: bool, tasks: int) -> frozenset[type[Command]]:
-    """Return which of drain, resume and shutdown an operator can apply to a worker in this state."""
+    """Return which of `Drain`, `Resume` and `Shutdown` an operator can apply to a worker in this state."""
     commands: set[type[Command]] = set()
     if hold and MACHINE.changes(state, Resume):
         commands.add(Resume)

@@ -17,9 +17,10 @@ _NOT_STARTED_REASONS: Final = frozenset({job.BLOCKED, job.NOT_NEEDED})
 
 
 def job_result(needed: Job, last_attempt: Attempt | None) -> str:
-    """Return `success`, `failure`, `cancelled` or `skipped`.
+    """Return the result of a job for jobs that need it: `success`, `failure`, `cancelled` or `skipped`.
 
-    An allowed failure is a `success`; a job that has not ended is `skipped`.
+    A failure that is allowed is a `success`. A job that has not ended, or that never started because of other jobs, is
+    `skipped`.
     """
     match needed.state:
         case job.SUCCEEDED:
@@ -38,6 +39,6 @@ def is_skipped(last_attempt: Attempt | None) -> bool:
 
 
 def job_outputs(last_attempt: Attempt | None) -> dict[str, Any]:
-    """Return the outputs of the job: its result if that is an object, else none."""
+    """Return the outputs of a job: the result of its last attempt if that is an object, else an empty dict."""
     result = last_attempt.result if last_attempt is not None else None
     return dict(result) if isinstance(result, dict) else {}

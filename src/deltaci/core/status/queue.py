@@ -39,29 +39,33 @@ _STATES: Final = {
 
 
 def _project(_view: View, previous: str | None, change: Change) -> tuple[tuple[Step, ...], str]:
-    before, actor, target = CLAIMED if previous == _CLAIMED_BY_ORCHESTRATOR else previous, change.actor, change.target
-    if target == attempt.CANCEL_REQUESTED:
+    status_before, actor, target_state = (
+        CLAIMED if previous == _CLAIMED_BY_ORCHESTRATOR else previous,
+        change.actor,
+        change.target,
+    )
+    if target_state == attempt.CANCEL_REQUESTED:
         if change.source == attempt.CANCEL_REQUESTED:
-            return (Step(before, before or CLAIMED, "heartbeat", actor),), previous or CLAIMED
-        if before in (QUEUED, STALLED):
-            return (Step(before, CLAIMED, "claimed", ORCHESTRATOR),), _CLAIMED_BY_ORCHESTRATOR
+            return (Step(status_before, status_before or CLAIMED, "heartbeat", actor),), previous or CLAIMED
+        if status_before in (QUEUED, STALLED):
+            return (Step(status_before, CLAIMED, "claimed", ORCHESTRATOR),), _CLAIMED_BY_ORCHESTRATOR
         return (), previous or ""
-    after = _STATES[target]
-    if after == FAILED and actor_kind(actor) != BY_RUNNER:
+    target_status = _STATES[target_state]
+    if target_status == FAILED and actor_kind(actor) != BY_RUNNER:
         return _takeover_steps(previous), FAILED
-    if target == attempt.CANCELED and before == CLAIMED:
+    if target_state == attempt.CANCELED and status_before == CLAIMED:
         return (Step(CLAIMED, RUNNING, "started", actor), Step(RUNNING, FAILED, "failed", actor)), FAILED
-    return (Step(before, after, change.trigger, actor),), after
+    return (Step(status_before, target_status, change.trigger, actor),), target_status
 
 
 def _takeover_steps(previous: str | None) -> tuple[Step, ...]:
-    end = (Step(CLAIMED, RUNNING, "started", ORCHESTRATOR), Step(RUNNING, FAILED, "failed", ORCHESTRATOR))
+    failure_steps = (Step(CLAIMED, RUNNING, "started", ORCHESTRATOR), Step(RUNNING, FAILED, "failed", ORCHESTRATOR))
     if previous == _CLAIMED_BY_ORCHESTRATOR:
-        return end
-    claim = Step(STALLED, CLAIMED, "claimed", ORCHESTRATOR)
+        return failure_steps
+    claim_step = Step(STALLED, CLAIMED, "claimed", ORCHESTRATOR)
     if previous == STALLED:
-        return (claim, *end)
-    return (Step(previous, STALLED, "stalled", ORCHESTRATOR), claim, *end)
+        return (claim_step, *failure_steps)
+    return (Step(previous, STALLED, "stalled", ORCHESTRATOR), claim_step, *failure_steps)
 
 
 JOB_VIEW: Final = View(
@@ -87,14 +91,17 @@ JOB_VIEW: Final = View(
 
 
 def job_status(record: attempt.Attempt) -> str:
-    """Return document 004's status of an attempt."""
+    """Return the status that document 004 gives to an attempt."""
     if record.state == attempt.CANCEL_REQUESTED:
         return RUNNING if record.started_at else CLAIMED
     return _STATES.get(record.state, QUEUED)
 
 
 def check_invariants(record: attempt.Attempt) -> None:
-    """Check document 004's invariants: the status decides whether there is an owner, a result or an error."""
+    """Raise `InvariantBroken` if the attempt violates the invariants of document 004.
+
+    Exactly the claimed and running ones have a lease, the succeeded ones a result, and the failed ones an error.
+    """
     status = job_status(record)
     is_owned = status in (CLAIMED, RUNNING)
     values: dict[str, Any] = {"lease": record.lease, "result": record.result, "error": record.error}

@@ -79,15 +79,15 @@ STEP_VIEW: Final = View(
 
 
 def run_status(record: run.Run) -> str:
-    """Return document 002's status of a run."""
+    """Return the status that document 002 gives to a run."""
     return RUN_VIEW.state_map[record.conclusion if record.state == run.REPORTED else record.state]
 
 
 def step_status(record: job.Job) -> str:
-    """Return document 002's status of a job."""
+    """Return the status that document 002 gives to a job."""
     return STEP_VIEW.state_map[record.state]
 
 
 def step_attempts(record: job.Job) -> int:
-    """Return document 002's `attempts`: the number of claimed ones, without an attempt that waits for a worker."""
+    """Return the number of the job's attempts that a worker has claimed: the `attempts` of document 002."""
     return record.claimed

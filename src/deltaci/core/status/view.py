@@ -17,7 +17,10 @@ LEFT_OUT: Final = "-"  # The document has no such entity.
 
 
 class Edge(msgspec.Struct, frozen=True):
-    """A step that the document allows, the rule that it cites, and the triggers that it may have (empty: any)."""
+    """A transition that the document allows.
+
+    `cite` is the document's rule; `triggers` are the possible triggers, any if empty.
+    """
 
     source: str | None
     target: str
@@ -26,7 +29,7 @@ class Edge(msgspec.Struct, frozen=True):
 
 
 class Extension(msgspec.Struct, frozen=True):
-    """A step that the document does not mention and another document demands."""
+    """A transition that this document does not mention, but that another document demands."""
 
     source: str
     target: str
@@ -35,7 +38,7 @@ class Extension(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A transition in the document's vocabulary. `actor` is the actor as the document sees it."""
+    """A transition in the document's vocabulary."""
 
     source: str | None
     target: str
@@ -44,7 +47,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """The fields of an event that a projection reads."""
+    """The fields of an event that a projection reads: our state before and after, the trigger and the actor."""
 
     source: str | None
     target: str
@@ -56,7 +59,10 @@ Projection = Callable[["View", str | None, Change], tuple[tuple[Step, ...], str]
 
 
 def project_by_table(view: View, previous: str | None, change: Change) -> tuple[tuple[Step, ...], str]:
-    """Map the state by the view's table. A change that keeps the projected state is no step."""
+    """Return the steps of the document for a change, at most one, and the new projected state.
+
+    `previous` is the projected state before. A change that keeps the projected state has no step.
+    """
     target = view.state_map[change.target]
     if LEFT_OUT in (previous, target):
         return (), LEFT_OUT
@@ -68,7 +74,10 @@ def project_by_table(view: View, previous: str | None, change: Change) -> tuple[
 
 
 class View(msgspec.Struct, frozen=True):
-    """The view of one document on one kind of record. `state_map` maps our states to those of the document."""
+    """The states and transitions of one kind of record in the vocabulary of one document.
+
+    `state_map` maps our states to those of the document.
+    """
 
     name: str
     document: str
@@ -79,7 +88,7 @@ class View(msgspec.Struct, frozen=True):
     project: Projection = project_by_table
 
     def project_change(self, previous: str | None, change: Change) -> tuple[tuple[Step, ...], str]:
-        """Return the steps that the document sees, and the projected state of the entity afterwards."""
+        """Return the steps of the document for a change of a record, and the record's projected state afterwards."""
         return self.project(self, previous, change)
 
     def allows(self, step: Step) -> Edge | Extension | None:
@@ -90,7 +99,7 @@ class View(msgspec.Struct, frozen=True):
         return next((e for e in self.extensions if (e.source, e.target) == (step.source, step.target)), None)
 
     def edge(self, source: str | None, target: str) -> Edge | None:
-        """Return the document's edge between two of its states, or None."""
+        """Return the document's edge from one of its states to another, or None."""
         return next((e for e in self.edges if (e.source, e.target) == (source, target)), None)
 
     @property
@@ -101,5 +110,5 @@ class View(msgspec.Struct, frozen=True):
 
     @property
     def terminal(self) -> frozenset[str]:
-        """The states that no edge of the document leaves."""
+        """The states of the document from which no edge leads to another state."""
         return frozenset(self.states) - {e.source for e in self.edges if e.source != e.target and e.source}

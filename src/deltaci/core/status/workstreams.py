@@ -116,7 +116,10 @@ WORKER_VIEW: Final = View(
 
 
 def derive_workstream_state(tasks: Iterable[tuple[str, bool]]) -> str:
-    """Return the state that document 003 derives from tasks, each a state and whether the task is critical."""
+    """Return the state that document 003 derives for a workstream from its tasks.
+
+    Each task is its state and whether it is critical.
+    """
     task_list = list(tasks)
     states = [state for state, _ in task_list]
     if "running" in states:
@@ -131,16 +134,16 @@ def derive_workstream_state(tasks: Iterable[tuple[str, bool]]) -> str:
 
 
 def task_state(record: job.Job) -> str:
-    """Return document 003's state of a job; empty for an approval, which is not a task."""
+    """Return the state that document 003 gives to a job; empty for an approval, which is not a task."""
     state = TASK_VIEW.state_map[record.state]
     return "" if record.spec.kind == job.APPROVAL or state == LEFT_OUT else state
 
 
 def workstream_state(record: run.Run) -> str:
-    """Return document 003's state of a run."""
+    """Return the state that document 003 gives to a run as a workstream."""
     return WORKSTREAM_VIEW.state_map[record.conclusion if record.state == run.REPORTED else record.state]
 
 
 def worker_state(record: worker.Worker) -> str:
-    """Return document 003's state of a worker."""
+    """Return the state that document 003 gives to a worker."""
     return WORKER_VIEW.state_map[record.state]
