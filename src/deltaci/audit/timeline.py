@@ -47,7 +47,11 @@ _EXECUTION: Final = frozenset({STARTING, RUNNING, UPLOADING})
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """A period of a job. `attempt` is 0 if it belongs to the job itself; `end` is None while the phase lasts."""
+    """A period of a job, such as `running`. Times are instants in microseconds.
+
+    `attempt` is the index of the attempt, 0 if the phase belongs to the job itself; `end` is None while the phase
+    lasts.
+    """
 
     name: str
     attempt: int
@@ -56,7 +60,7 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class JobTimes(msgspec.Struct, frozen=True):
-    """A job's phases in order of time; empty if the job was never ready."""
+    """A job's name and its phases in order of time. There are none if the job was never ready."""
 
     name: str
     phases: tuple[Phase, ...]
@@ -65,8 +69,8 @@ class JobTimes(msgspec.Struct, frozen=True):
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """The phases of all jobs of a run. `until` is the time of the last event.
 
-    `critical` is the critical path: the job that ended last, before it the job that it waited for, and so on. It is
-    empty until all jobs have ended.
+    `critical` has the names of the jobs on the critical path: the job that ended last, preceded by the job for which it
+    waited longest, and so on. It is empty until all jobs have ended.
     """
 
     start: int
@@ -77,7 +81,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timeline(run: Run, jobs: Sequence[Job], attempts: Iterable[Attempt], events: Iterable[Event]) -> Timeline:
-    """Return the timeline of a run, with jobs in the order of the plan. Linear in the number of events."""
+    """Return the phases of all jobs of a run, in the order of the plan. Takes time linear in the number of events."""
     reports = {attempt.id: attempt.report for attempt in attempts}
     phases_by_job: dict[str, list[Phase]] = {job.id: [] for job in jobs}
     recorders: dict[str, _PhaseRecorder] = {}
@@ -93,7 +97,7 @@ def timeline(run: Run, jobs: Sequence[Job], attempts: Iterable[Attempt], events:
     for id, recorder in recorders.items():
         if recorder.job_id in phases_by_job:
             phases_by_job[recorder.job_id] += _refine(recorder.phases(), reports.get(id))
-    times = tuple(JobTimes(job.spec.name, tuple(sorted(phases_by_job[job.id], key=_start))) for job in jobs)
+    times = tuple(JobTimes(job.spec.name, tuple(sorted(phases_by_job[job.id], key=_phase_start))) for job in jobs)
     return Timeline(
         start=run.created_at,
         until=until,
@@ -103,12 +107,12 @@ def timeline(run: Run, jobs: Sequence[Job], attempts: Iterable[Attempt], events:
     )
 
 
-def _start(phase: Phase) -> int:
+def _phase_start(phase: Phase) -> int:
     return phase.start
 
 
 class _PhaseRecorder:
-    """Collects the phases of one job or attempt from its events."""
+    """Collects the phases of one job or attempt from its events, in the order of the log."""
 
     def __init__(self, first: Event) -> None:
         is_attempt = first.entity == ATTEMPT
@@ -119,7 +123,7 @@ class _PhaseRecorder:
         self._since = 0
 
     def record(self, event: Event) -> None:
-        """Start a new phase if the event leads to one. Most events, such as heartbeats, do not."""
+        """Begin a new phase if the event's state has another phase than the last one. Most events do not."""
         name = _PHASES_BY_ENTITY[event.entity].get(event.to, "")
         if name == self._name:
             return
@@ -128,16 +132,19 @@ class _PhaseRecorder:
         self._name, self._since = name, event.at
 
     def phases(self) -> list[Phase]:
-        """Return all phases. The last one may have no end."""
+        """Return the phases recorded so far. The last one may still last, with no end."""
         return [*self._ended, Phase(self._name, self._index, self._since)] if self._name else self._ended
 
 
 def _refine(phases: list[Phase], report: Any) -> list[Phase]:
-    """Replace the times of the last execution by those of the runner's report, if they are within its bounds."""
-    first = len(phases)
-    while first and phases[first - 1].name in _EXECUTION:
-        first -= 1
-    execution = phases[first:]
+    """Return the phases with more precise times for the last execution, taken from the runner's report.
+
+    The times of the report are used only if they lie within the bounds that the log gives.
+    """
+    first_index = len(phases)
+    while first_index and phases[first_index - 1].name in _EXECUTION:
+        first_index -= 1
+    execution = phases[first_index:]
     if not execution or execution[-1].end is None:
         return phases
     start, end, index = execution[0].start, execution[-1].end, execution[0].attempt
@@ -146,7 +153,10 @@ def _refine(phases: list[Phase], report: Any) -> list[Phase]:
     if started is None or finished is None or not start <= started <= finished <= end:
         return phases
     bounds = ((STARTING, start, started), (RUNNING, started, finished), (UPLOADING, finished, end))
-    return [*phases[:first], *(Phase(name, index, begin, until) for name, begin, until in bounds if until > begin)]
+    return [
+        *phases[:first_index],
+        *(Phase(name, index, begin, finish) for name, begin, finish in bounds if finish > begin),
+    ]
 
 
 def _reported_time(timings: Any, name: str) -> int | None:
@@ -157,6 +167,7 @@ def _reported_time(timings: Any, name: str) -> int | None:
 
 
 def _critical_path(jobs: Sequence[Job], phases: dict[str, list[Phase]]) -> tuple[str, ...]:
+    """Return the names of the jobs on the critical path, in order of time; empty unless all jobs have ended."""
     executed = {job.id: job for job in jobs if job.completed_at and phases[job.id]}
     if not executed or not all(job.completed_at for job in jobs):
         return ()

@@ -40,7 +40,7 @@ __all__ = [
 def explain_run(
     run: Run, jobs: Iterable[Job], attempts: Iterable[Attempt], events: Sequence[Event], tenant: TenantState
 ) -> Explanation:
-    """Explain the state of a run."""
+    """Return the explanation of a run's state: why it waits, how it ended, what happened."""
     context = ExplainContext(run, jobs, attempts, events, tenant)
     clauses = waits.run_waits(context, run)
     return Explanation(
@@ -62,23 +62,23 @@ def explain_job(
     events: Sequence[Event],
     tenant: TenantState,
 ) -> Explanation:
-    """Explain the state of a job. `jobs` and `attempts` are those of its run."""
+    """Return the explanation of a job's state. `jobs` and `attempts` are all those of its run."""
     context = ExplainContext(run, [*jobs, job], attempts, events, tenant)
-    name = f"Job {one_line(job.spec.name)}"
+    subject = f"Job {one_line(job.spec.name)}"
     clauses = waits.job_waits(context, job)
     if job.state in core_job.TERMINAL:
-        summary = _sentence(name, outcomes.job_outcome(context, job))
+        summary = _sentence(subject, outcomes.job_outcome(context, job))
     elif clauses:
-        summary = _sentence(name, clauses[0])
+        summary = _sentence(subject, clauses[0])
     else:
-        summary = _sentence(name, waits.root_clause(context, job))
+        summary = _sentence(subject, waits.root_clause(context, job))
     return Explanation(
         id=job.id,
         entity=JOB,
         state=job.state,
         status=step_status(job),
         summary=summary,
-        waiting=tuple(clause.to_reason(name) for clause in clauses),
+        waiting=tuple(clause.to_reason(subject) for clause in clauses),
         history=history.job_history(context, job),
     )
 
@@ -91,27 +91,27 @@ def explain_attempt(
     events: Sequence[Event],
     tenant: TenantState,
 ) -> Explanation:
-    """Explain the state of an attempt. An attempt of the plain queue has no run and no jobs."""
+    """Return the explanation of an attempt's state. An attempt of the plain queue has no run and no jobs."""
     context = ExplainContext(run, jobs, [*attempts, attempt], events, tenant)
-    name = capitalized(context.attempt_name(attempt))
+    subject = capitalized(context.attempt_name(attempt))
     clauses = waits.attempt_waits(context, attempt)
     if attempt.state in core_attempt.TERMINAL:
-        summary = _sentence(name, outcomes.attempt_outcome(context, attempt))
+        summary = _sentence(subject, outcomes.attempt_outcome(context, attempt))
     else:
-        summary = _sentence(name, clauses[0] if clauses else waits.running_clause(context, attempt))
+        summary = _sentence(subject, clauses[0] if clauses else waits.running_clause(context, attempt))
     return Explanation(
         id=attempt.id,
         entity=ATTEMPT,
         state=attempt.state,
         status=job_status(attempt),
         summary=summary,
-        waiting=tuple(clause.to_reason(name) for clause in clauses),
+        waiting=tuple(clause.to_reason(subject) for clause in clauses),
         history=history.attempt_history(context, attempt),
     )
 
 
 def format_lines(explanation: Explanation) -> list[str]:
-    """Return the explanation as lines of text for a terminal."""
+    """Return the explanation as lines of text for a terminal: the summary, the waits and the history."""
     lines, waiting, title = [explanation.summary], explanation.waiting, "What it waits for:"
     if waiting and waiting[0].text.startswith(explanation.summary):
         # The first reason starts with the summary and adds advice, so it replaces the summary.
@@ -132,21 +132,22 @@ def _sentence(subject: str, clause: Clause) -> str:
 
 
 def _run_summary(context: ExplainContext, run: Run, clauses: Sequence[waits.SubjectClause]) -> str:
-    name = f"Run {one_line(run.id)}"
+    run_subject = f"Run {one_line(run.id)}"
     if core_run.is_over(run):
-        return _sentence(name, outcomes.run_outcome(context, run))
-    if clauses and clauses[0][0] == name:
+        return _sentence(run_subject, outcomes.run_outcome(context, run))
+    if clauses and clauses[0][0] == run_subject:
         return _sentence(*clauses[0])
     jobs = context.jobs.values()
-    ended = sum(1 for job in jobs if job.state in core_job.TERMINAL)
-    running = sum(1 for job in jobs if waits.is_running(context, job))
-    progress = f"{ended} of {count(len(jobs), 'job')} {'has' if ended == 1 else 'have'} ended"
+    ended_count = sum(1 for job in jobs if job.state in core_job.TERMINAL)
+    running_count = sum(1 for job in jobs if waits.is_running(context, job))
+    progress = f"{ended_count} of {count(len(jobs), 'job')} {'has' if ended_count == 1 else 'have'} ended"
     if run.state == core_run.CANCEL_REQUESTED:
-        return f"{name} was{outcomes.run_canceled(context)}; {progress}, and {len(jobs) - ended} must still stop."
-    if clauses and not running:
+        unfinished = len(jobs) - ended_count
+        return f"{run_subject} was{outcomes.run_canceled(context)}; {progress}, and {unfinished} must still stop."
+    if clauses and not running_count:
         subject, clause = clauses[0]
-        return f"{name} waits ({progress}): {_sentence(_lowercased(subject), clause)}"
-    return f"{name} is running: {progress}, and {running} {'is' if running == 1 else 'are'} running."
+        return f"{run_subject} waits ({progress}): {_sentence(_lowercased(subject), clause)}"
+    return f"{run_subject} is running: {progress}, and {running_count} {'is' if running_count == 1 else 'are'} running."
 
 
 def _lowercased(subject: str) -> str:

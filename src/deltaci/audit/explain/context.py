@@ -1,4 +1,4 @@
-"""The input of an explanation: records by id and events by record, built once and read by all parts of it."""
+"""The input of an explanation: records indexed by id, and events by the record that they belong to."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from deltaci.core.run import Run
 
 
 class ExplainContext:
-    """The records and events of one run, or of several, indexed for lookup. Records and events may be missing.
+    """The records and events on which an explanation is based, indexed for lookup. Any of them may be missing.
 
-    `is_brief` leaves out what busy workers are doing; use it when many records are explained at once.
+    With `is_brief`, the tasks of busy workers are not named; use it when many records are explained at once.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ExplainContext:
         ]
 
     def last_event(self, id: str, *triggers: str) -> Event | None:
-        """Return the record's last event with one of the triggers. Without triggers, its last change of state."""
+        """Return the record's last event with one of the triggers or, if none is given, its last change of state."""
         for event in reversed(self.events_by_id.get(id, ())):
             if event.trigger in triggers if triggers else event.from_ != event.to:
                 return event
@@ -64,11 +64,11 @@ class ExplainContext:
         return one_line(job.spec.name if job is not None else id)
 
     def attempt_of(self, job: Job, index: int = 0) -> Attempt | None:
-        """Return the job's attempt with this index, or the latest one."""
+        """Return the job's attempt with this index, or its latest attempt if `index` is 0; None if it is missing."""
         return self.attempts.get(attempt_id(job.id, index or job.attempts))
 
     def attempt_name(self, attempt: Attempt) -> str:
-        """Return `attempt N of JOB`, or `job ID` for an attempt of the plain queue, which has no job."""
+        """Return the text `attempt N of JOB`, or `job ID` for an attempt of the plain queue, which has no job."""
         if not attempt.job_id:
             return f"job {one_line(attempt.id)}"
         return f"attempt {attempt.index} of {self.job_name(attempt.job_id)}"

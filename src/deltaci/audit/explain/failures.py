@@ -1,4 +1,4 @@
-"""Describe a failure: what happened, which failure rule matched, and why there was no other attempt."""
+"""Describe a failed attempt: what happened, which failure rule matched, and why there was no other attempt."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _CODE_TEXTS: Final = {
 
 
 def describe_failure(failure: Failure, exit_code: object = None) -> str:
-    """Return what happened, such as `it ended with exit code 2`, with the failure's message."""
+    """Return what happened as a clause, such as `it ended with exit code 2`, followed by the failure's message."""
     code = one_line(failure.code)
     if failure.code == "EXIT":
         text = f"it ended with exit code {exit_code}" if isinstance(exit_code, int) else "its exit code was not 0"
@@ -51,7 +51,7 @@ def describe_failure(failure: Failure, exit_code: object = None) -> str:
 
 
 def describe_classification(failure: Failure) -> str:
-    """Return which failure rule matched, its failure class, and the log line that matched, without a full stop."""
+    """Return a sentence without a full stop: which rule matched, the failure class, and the matching log line."""
     line = f", because of the line {quoted(failure.line)}" if quoted(failure.line) else ""
     class_text = _CLASS_TEXTS.get(failure.failure_class, "an unknown failure")
     rule = f"The rule {quoted(failure.rule)}" if quoted(failure.rule) else "A rule"
@@ -59,7 +59,7 @@ def describe_classification(failure: Failure) -> str:
 
 
 def why_not_retried(failure: Failure, index: int, max_attempts: int, retry_on: Sequence[str] = ()) -> str:
-    """Return the sentence that says why there is no attempt after this one."""
+    """Return a sentence that says why the attempt with this index was the last one."""
     if failure.failure_class == USER and max_attempts == 1:
         return "Another attempt would fail in the same way."
     if failure.failure_class == USER:
@@ -75,26 +75,28 @@ def why_not_retried(failure: Failure, index: int, max_attempts: int, retry_on: S
 
 
 def describe_flaky_tests(report: Any, flaky_tests: Collection[str] | None) -> str:
-    """Return a sentence on which of the failed tests are known to be flaky, or an empty string if none is."""
+    """Return a sentence that names the failed tests that are known to be flaky; empty if there are none."""
     failed, is_complete = failed_tests(report)
-    flaky = [name for name in failed if name in (flaky_tests or ())]
-    if not flaky:
+    flaky_failures = [name for name in failed if name in (flaky_tests or ())]
+    if not flaky_failures:
         return ""
-    total = f"{len(failed)}{'' if is_complete else ' or more'}"
-    noun = "test is" if len(failed) == 1 and is_complete else "tests are" if len(flaky) > 1 else "tests is"
-    return f"{len(flaky)} of {total} failed {noun} known to be flaky: {listed(flaky, MAX_TESTS)}."
+    total_text = f"{len(failed)}{'' if is_complete else ' or more'}"
+    noun = "test is" if len(failed) == 1 and is_complete else "tests are" if len(flaky_failures) > 1 else "tests is"
+    return (
+        f"{len(flaky_failures)} of {total_text} failed {noun} known to be flaky: {listed(flaky_failures, MAX_TESTS)}."
+    )
 
 
 def failure_from_metadata(metadata: dict[str, Any]) -> Failure:
-    """Return the failure in an event's metadata. Missing fields are empty."""
+    """Return the `Failure` that an event's metadata describes. Missing fields are empty."""
     error = metadata.get("error")
     fields: dict[str, Any] = error if isinstance(error, dict) else metadata
-    texts = {key: fields[key] for key in ("code", "failure_class", "rule", "line", "message") if key in fields}
+    values = {key: fields[key] for key in ("code", "failure_class", "rule", "line", "message") if key in fields}
     return Failure(
-        code=str(texts.get("code", "FAILED")),
-        failure_class=str(texts.get("failure_class", "")),
+        code=str(values.get("code", "FAILED")),
+        failure_class=str(values.get("failure_class", "")),
         is_retryable=bool(fields.get("is_retryable")),
-        rule=str(texts.get("rule", "")),
-        line=str(texts.get("line", "")),
-        message=str(texts.get("message", "")),
+        rule=str(values.get("rule", "")),
+        line=str(values.get("line", "")),
+        message=str(values.get("message", "")),
     )

@@ -16,7 +16,7 @@ MAX_INSTANT: Final = 253_402_300_799 * SECOND  # 9999-12-31T23:59:59Z
 
 
 def one_line(text: str, max_chars: int = MAX_NAME_CHARS) -> str:
-    """Return untrusted text on one line: without terminal escapes and unprintable characters, cut to `max_chars`."""
+    """Return untrusted text as one printable line without terminal escapes, cut to `max_chars`."""
     text = text[: 4 * max_chars]
     if not text.isprintable():
         text = "".join(char if char.isprintable() else " " for char in ESCAPES.sub("", text))
@@ -25,19 +25,19 @@ def one_line(text: str, max_chars: int = MAX_NAME_CHARS) -> str:
 
 
 def quoted(text: object) -> str:
-    """Return untrusted text on one line in quotation marks, or an empty string if there is none."""
+    """Return untrusted text as one line in quotation marks; empty if the value is no text or an empty one."""
     line = one_line(text, MAX_QUOTE_CHARS) if isinstance(text, str) else ""
     return f"“{line}”" if line else ""
 
 
 def colon_quote(text: object) -> str:
-    """Return a colon and the quoted text, to append to a sentence, or an empty string if there is no text."""
+    """Return `: “TEXT”` to append to a sentence, or an empty string if there is no text."""
     quote = quoted(text)
     return f": {quote}" if quote else ""
 
 
 def duration(microseconds: int) -> str:
-    """Format a duration in its two largest units, such as `1 h 5 min`."""
+    """Return a duration in its two largest units, such as `1 h 5 min`."""
     seconds = -(-max(0, microseconds) // SECOND)
     if seconds < 60:
         return f"{seconds} s"
@@ -53,12 +53,12 @@ def duration(microseconds: int) -> str:
 
 
 def moment(at: int) -> str:
-    """Format an instant in UTC, to the second. Instants after the year 9999 are formatted as its last second."""
+    """Return an instant as text in UTC, to the second. Instants after the year 9999 become its last second."""
     return f"{rfc3339(min(at, MAX_INSTANT))[:19].replace('T', ' ')} UTC"
 
 
 def when(at: int, now: int) -> str:
-    """Format an instant and the time until then."""
+    """Return an instant as text, with the time until then, such as `2026-01-31 12:00:00 UTC (in 5 min)`."""
     return f"{moment(at)} ({f'in {duration(at - now)}' if at > now else 'now'})"
 
 
@@ -68,12 +68,15 @@ def count(number: int, noun: str) -> str:
 
 
 def times(number: int) -> str:
-    """Return `once`, `twice` or `N times`."""
+    """Return how often something happened, as text: `once`, `twice` or `N times`."""
     return {1: "once", 2: "twice"}.get(number, f"{number} times")
 
 
 def listed(names: Sequence[str], max_names: int = MAX_LISTED) -> str:
-    """Join names with commas and "and". After the first `max_names` only their number is given."""
+    """Return the names joined with commas and "and".
+
+    After the first `max_names`, only the number of the others is given.
+    """
     parts = [one_line(name) for name in names[:max_names]]
     if len(names) > max_names:
         parts.append(f"{len(names) - max_names} more")
@@ -81,7 +84,10 @@ def listed(names: Sequence[str], max_names: int = MAX_LISTED) -> str:
 
 
 def actor_name(actor: str, *, is_first: bool = False) -> str:
-    """Return an event's actor as people know it. With `is_first` the result can start a sentence."""
+    """Return an event's actor as people know it: a name, `worker ID` or `Delta CI`.
+
+    With `is_first`, it starts a sentence.
+    """
     kind, _, name = actor.partition(":")
     if kind == USER:
         return one_line(name) or ("A person" if is_first else "a person")

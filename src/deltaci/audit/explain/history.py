@@ -42,7 +42,10 @@ DescribeTable = Mapping[tuple[str, str], Describe]  # (entity, trigger) -> funct
 
 
 def run_history(context: ExplainContext) -> tuple[Reason, ...]:
-    """Return what happened to the run, and the events of its jobs that are not part of a normal course."""
+    """Return one sentence for each notable event of the run and its jobs.
+
+    The events of a job that runs normally are left out. Of many similar events, only the first are described.
+    """
     reasons: list[Reason] = []
     counts: dict[tuple[str, str, str, str], int] = {}
     for event in context.events:
@@ -50,15 +53,20 @@ def run_history(context: ExplainContext) -> tuple[Reason, ...]:
         if describe is None:
             continue
         # From MAX_SIMILAR on, events of the same kind are only counted.
-        why = event.metadata.get("reason", "")
-        kind = (event.entity, event.trigger, event.to, why if why in _DISTINCT_REASONS else "")
-        similar = counts.get(kind, 0)
-        description = describe(context, event) if similar < MAX_SIMILAR else None
+        cancel_reason = event.metadata.get("reason", "")
+        similarity_key = (
+            event.entity,
+            event.trigger,
+            event.to,
+            cancel_reason if cancel_reason in _DISTINCT_REASONS else "",
+        )
+        similar_count = counts.get(similarity_key, 0)
+        description = describe(context, event) if similar_count < MAX_SIMILAR else None
         if description is not None:
             reasons.append(make_reason(*description, event.entity_id, event))
-        if description is not None or similar >= MAX_SIMILAR:
-            counts[kind] = similar + 1
-    omitted = sum(max(0, number - MAX_SIMILAR) for number in counts.values())
+        if description is not None or similar_count >= MAX_SIMILAR:
+            counts[similarity_key] = similar_count + 1
+    omitted = sum(max(0, kind_count - MAX_SIMILAR) for kind_count in counts.values())
     if omitted:
         text = f"Omitted: {count(omitted, 'more event')} of these kinds; explain a job to see all of its events."
         reasons.append(make_reason("more", text, context.run.id if context.run is not None else "", None))
@@ -66,13 +74,13 @@ def run_history(context: ExplainContext) -> tuple[Reason, ...]:
 
 
 def job_history(context: ExplainContext, job: Job) -> tuple[Reason, ...]:
-    """Return what happened to the job and its attempts."""
+    """Return one sentence for each event of the job and its attempts."""
     record_ids = {job.id, *(ids.attempt_id(job.id, index) for index in range(1, job.attempts + 1))}
     return _history(context, (event for event in context.events if event.entity_id in record_ids), _JOB_TABLE)
 
 
 def attempt_history(context: ExplainContext, attempt: Attempt) -> tuple[Reason, ...]:
-    """Return what happened to the attempt."""
+    """Return one sentence for each event of the attempt."""
     return _history(context, context.events_by_id.get(attempt.id, ()), _ATTEMPT_TABLE)
 
 
@@ -100,38 +108,38 @@ def _attempt_subject(context: ExplainContext, event: Event) -> str:
     return capitalized(_attempt_name(context, event))
 
 
-def _lease(event: Event) -> tuple[str, int]:
-    """Return the worker and the number of the lease that the event changed."""
+def _lease_holder(event: Event) -> tuple[str, int]:
+    """Return the id of the worker that holds or held the lease that the event changed, and the number of the lease."""
     metadata = event.metadata.get("lease")
     lease: dict[str, Any] = metadata if isinstance(metadata, dict) else {}
     return one_line(str(lease.get("worker_id", "unknown"))), int(lease.get("number", 0))
 
 
-def _enqueued(context: ExplainContext, event: Event) -> CodedText:
+def _attempt_enqueued(context: ExplainContext, event: Event) -> CodedText:
     run_at = event.metadata.get("run_at", 0)
     by = f" by {actor_name(event.actor)}" if event.actor != ORCHESTRATOR else ""
     delay = f", scheduled for {moment(run_at)}" if isinstance(run_at, int) and run_at > event.at else ""
     return "enqueued", f"{_attempt_subject(context, event)} was queued{by}{delay}."
 
 
-def _claimed(context: ExplainContext, event: Event) -> CodedText:
-    worker_id, number = _lease(event)
+def _attempt_claimed(context: ExplainContext, event: Event) -> CodedText:
+    worker_id, number = _lease_holder(event)
     name = _attempt_name(context, event)
     if number == 1:
         return "claimed", f"Worker {worker_id} claimed {name} (lease {number})."
-    losses = [
+    loss_events = [
         earlier
         for earlier in context.events_by_id[event.entity_id]
         if earlier.trigger == "stalled" and earlier.rev < event.rev
     ]
-    loser, _ = _lease(losses[-1]) if losses else ("", 0)
-    is_handed_back = bool(losses) and losses[-1].metadata.get("reason") == core_attempt.HANDED_BACK
-    lost = "had handed it back" if is_handed_back else "had lost it"
-    after = f"worker {loser} {lost}" if loser else "it had been lost"
-    return "claimed_again", f"Worker {worker_id} claimed {name} after {after} (lease {number})."
+    previous_worker, _ = _lease_holder(loss_events[-1]) if loss_events else ("", 0)
+    is_handed_back = bool(loss_events) and loss_events[-1].metadata.get("reason") == core_attempt.HANDED_BACK
+    loss_text = "had handed it back" if is_handed_back else "had lost it"
+    after_text = f"worker {previous_worker} {loss_text}" if previous_worker else "it had been lost"
+    return "claimed_again", f"Worker {worker_id} claimed {name} after {after_text} (lease {number})."
 
 
-def _started(context: ExplainContext, event: Event) -> CodedText:
+def _attempt_started(context: ExplainContext, event: Event) -> CodedText:
     return "started", f"{_attempt_subject(context, event)} started."
 
 
@@ -144,29 +152,29 @@ _LOSS_TEXTS: Final = {
 }
 
 
-def _stalled(context: ExplainContext, event: Event) -> CodedText:
-    worker_id, number = _lease(event)
-    why = str(event.metadata.get("reason", ""))
-    text = _LOSS_TEXTS.get(why, _LOSS_TEXTS[core_attempt.STALLED]).format(
+def _attempt_stalled(context: ExplainContext, event: Event) -> CodedText:
+    worker_id, number = _lease_holder(event)
+    reason = str(event.metadata.get("reason", ""))
+    text = _LOSS_TEXTS.get(reason, _LOSS_TEXTS[core_attempt.STALLED]).format(
         worker=worker_id, attempt=_attempt_name(context, event), actor=actor_name(event.actor, is_first=True)
     )
-    text += f" (lease {number}, {one_line(why)})."
-    if why == core_attempt.HANDED_BACK:
+    text += f" (lease {number}, {one_line(reason)})."
+    if reason == core_attempt.HANDED_BACK:
         return "handed_back", f"{text} This does not count as a loss."
     attempt = context.attempts.get(event.entity_id)
-    losses = int(event.metadata.get("lost_leases", 0))
+    loss_count = int(event.metadata.get("lost_leases", 0))
     if attempt is None:
-        return "lease_lost", f"{text} That was loss {losses}."
-    limit = attempt.max_lost_leases
-    allowed = (
-        f"{'only ' if losses > limit else ''}{limit} {'is' if limit == 1 else 'are'} allowed"
-        if limit
+        return "lease_lost", f"{text} That was loss {loss_count}."
+    max_losses = attempt.max_lost_leases
+    allowance = (
+        f"{'only ' if loss_count > max_losses else ''}{max_losses} {'is' if max_losses == 1 else 'are'} allowed"
+        if max_losses
         else "none is allowed"
     )
-    return "lease_lost", f"{text} That was loss {losses}, and {allowed}."
+    return "lease_lost", f"{text} That was loss {loss_count}, and {allowance}."
 
 
-def _requeued(context: ExplainContext, event: Event) -> CodedText:
+def _attempt_requeued(context: ExplainContext, event: Event) -> CodedText:
     run_at = event.metadata.get("run_at", 0)
     text = f"{_attempt_subject(context, event)} was requeued"
     if isinstance(run_at, int) and run_at > event.at:
@@ -174,13 +182,13 @@ def _requeued(context: ExplainContext, event: Event) -> CodedText:
     return "requeued", f"{text}."
 
 
-def _cancel_requested(context: ExplainContext, event: Event) -> CodedText | None:
+def _attempt_cancel_requested(context: ExplainContext, event: Event) -> CodedText | None:
     if "claims" in event.metadata:  # No worker had it, so the event of its end follows at once and says the same.
         return None
-    why, deadline = str(event.metadata.get("reason", "")), event.metadata.get("cancel_by", 0)
-    by = "" if outcomes.is_caused_by_run(context, why) else f" by {actor_name(event.actor)}"
+    reason, deadline = str(event.metadata.get("reason", "")), event.metadata.get("cancel_by", 0)
+    by = "" if outcomes.is_caused_by_run(context, reason) else f" by {actor_name(event.actor)}"
     until = f" Its worker has until {moment(deadline)} to stop." if isinstance(deadline, int) and deadline else ""
-    text = f"{_attempt_subject(context, event)} was asked to stop{by}{outcomes.cancel_cause(context, why)}.{until}"
+    text = f"{_attempt_subject(context, event)} was asked to stop{by}{outcomes.cancel_cause(context, reason)}.{until}"
     return "cancel_requested", text
 
 
@@ -193,11 +201,14 @@ def _attempt_ended(context: ExplainContext, event: Event) -> CodedText | None:
 
 
 def _attempt_ended_abnormally(context: ExplainContext, event: Event) -> CodedText | None:
-    """Describe the end of an attempt only as far as the event of its job does not say it."""
+    """Describe the end of an attempt that timed out, was lost too often or had to be ended without its worker.
+
+    Return None for other ends: the event of the attempt's job describes them.
+    """
     if event.to == core_attempt.CANCELED:
         if not event.metadata.get("is_forced") or not event.metadata.get("lease"):
             return None
-        worker_id, _ = _lease(event)
+        worker_id, _ = _lease_holder(event)
         name = _attempt_name(context, event)
         return "forced", f"Worker {worker_id} did not stop {name} in time: it was ended without the worker."
     if event.to == core_attempt.TIMED_OUT or event.from_ == core_attempt.STALE:
@@ -220,7 +231,7 @@ def _job_created(context: ExplainContext, event: Event) -> CodedText:
     return "planned", text
 
 
-def _scheduled(context: ExplainContext, event: Event) -> CodedText:
+def _job_scheduled(context: ExplainContext, event: Event) -> CodedText:
     job = context.jobs.get(event.entity_id)
     cause = "the jobs that it needs were done" if job is not None and job.needs else "its run was planned"
     if job is not None and job.after:
@@ -228,30 +239,30 @@ def _scheduled(context: ExplainContext, event: Event) -> CodedText:
     return "ready", f"{_job_subject(context, event)} was queued after {cause}."
 
 
-def _approval_opened(context: ExplainContext, event: Event) -> CodedText:
+def _job_approval_opened(context: ExplainContext, event: Event) -> CodedText:
     deadline = event.metadata.get("approve_by", 0)
     until = f"; the deadline is {moment(deadline)}" if isinstance(deadline, int) and deadline else ""
     return "approval_opened", f"{_job_subject(context, event)} asked for approval{until}."
 
 
-def _approval_given(context: ExplainContext, event: Event) -> CodedText:
+def _job_approval_given(context: ExplainContext, event: Event) -> CodedText:
     given, needed = event.metadata.get("approvals", 1), event.metadata.get("needed", 1)
     text = f"{actor_name(event.actor, is_first=True)} approved {context.job_name(event.entity_id)}"
     text += f"{colon_quote(event.metadata.get('comment'))}. That was approval {given} of {needed}."
     return "approval_given", text
 
 
-def _executed(context: ExplainContext, event: Event) -> CodedText | None:
+def _job_executed(context: ExplainContext, event: Event) -> CodedText | None:
     job = context.jobs.get(event.entity_id)
     if job is None or not job.spec.has_validation:
         return None
     return "validating", f"{_job_subject(context, event)} ran, and its result was then validated."
 
 
-def _execution_failed(context: ExplainContext, event: Event) -> CodedText:
+def _job_execution_failed(context: ExplainContext, event: Event) -> CodedText:
     index = int(event.metadata.get("attempt_index", 1))
     max_attempts = int(event.metadata.get("max_retries", 0)) + 1
-    failure, exit_code = _failure(context, event, index)
+    failure, exit_code = _attempt_failure(context, event, index)
     if event.to == core_job.RETRYING:
         due = event.metadata.get("next_run_at", 0)
         text = f"Attempt {index} of {max_attempts} of {context.job_name(event.entity_id)} failed:"
@@ -283,8 +294,8 @@ def _allowed_failure(context: ExplainContext, event: Event) -> str:
     return " Its failure is allowed, so the run continues."
 
 
-def _failure(context: ExplainContext, event: Event, index: int) -> tuple[Failure, object]:
-    """Return the failure of the job's attempt, from the record or else from the event, and the exit code."""
+def _attempt_failure(context: ExplainContext, event: Event, index: int) -> tuple[Failure, object]:
+    """Return the failure of the job's attempt, from its record or else from the event, and its exit code, if known."""
     id = ids.attempt_id(event.entity_id, index)
     attempt, attempt_event = context.attempts.get(id), context.last_event(id)
     failure = attempt.error if attempt is not None else None
@@ -292,7 +303,7 @@ def _failure(context: ExplainContext, event: Event, index: int) -> tuple[Failure
     return failure or failures.failure_from_metadata(event.metadata), exit_code
 
 
-def _retried(context: ExplainContext, event: Event) -> CodedText:
+def _job_retried(context: ExplainContext, event: Event) -> CodedText:
     index = int(event.metadata.get("attempt_index", 1))
     return "retried", f"{_job_subject(context, event)} was queued again for attempt {index}."
 
@@ -306,7 +317,10 @@ def _job_ended(context: ExplainContext, event: Event) -> CodedText | None:
 
 
 def _job_ended_briefly(context: ExplainContext, event: Event) -> CodedText | None:
-    """Describe a job's end without advice: in the history of a run, the job that caused it has the same advice."""
+    """Describe the end of a job without advice.
+
+    The history of a run already has that advice, from the job that caused this end.
+    """
     job = context.jobs.get(event.entity_id)
     if job is None or job.state not in core_job.TERMINAL:
         return None
@@ -335,7 +349,7 @@ def _run_created(context: ExplainContext, event: Event) -> CodedText:
     return "created", f"{text}."
 
 
-def _planned(context: ExplainContext, event: Event) -> CodedText:
+def _run_planned(context: ExplainContext, event: Event) -> CodedText:
     return "planned", f"The plan has {count(int(event.metadata.get('jobs', 0)), 'job')}."
 
 
@@ -348,18 +362,18 @@ def _run_started(context: ExplainContext, event: Event) -> CodedText:
     return "started", "The run started."
 
 
-def _approval_gate_reached(context: ExplainContext, event: Event) -> CodedText:
+def _run_approval_awaited(context: ExplainContext, event: Event) -> CodedText:
     return "approval_opened", "No job could continue without an approval."
 
 
-def _approval_resolved(context: ExplainContext, event: Event) -> CodedText:
+def _run_approval_resolved(context: ExplainContext, event: Event) -> CodedText:
     return "resumed", "The run resumed, because it no longer waited only for approvals."
 
 
 def _run_cancel_requested(context: ExplainContext, event: Event) -> CodedText | None:
     if event.from_ == event.to:
-        why = outcomes.reason_given(str(event.metadata.get("reason", "")))
-        text = f"{actor_name(event.actor, is_first=True)} cancelled the run{why}."
+        reason_text = outcomes.reason_given(str(event.metadata.get("reason", "")))
+        text = f"{actor_name(event.actor, is_first=True)} cancelled the run{reason_text}."
         return "cancel_requested", f"{text} It was still being planned and stops after that."
     return "cancel_requested", f"The run was{outcomes.run_canceled(context)}."
 
@@ -372,8 +386,8 @@ def _run_ended(context: ExplainContext, event: Event) -> CodedText | None:
     return reason.code, reason.text
 
 
-def _reported(_context: ExplainContext, event: Event) -> CodedText:
-    """Quote the reporter's result: what the forge received, or the error that kept the forge from receiving it."""
+def _run_reported(_context: ExplainContext, event: Event) -> CodedText:
+    """Describe the report, with what the forge received or the error that kept the forge from receiving it."""
     result = event.metadata.get("told")
     if not result:
         return "reported", "The outcome was published."
@@ -383,38 +397,38 @@ def _reported(_context: ExplainContext, event: Event) -> CodedText:
 # fmt: off
 _RUN_EVENTS: Final[dict[tuple[str, str], Describe]] = {
     (RUN, "created"): _run_created,
-    (RUN, "plan_returned"): _planned,
+    (RUN, "plan_returned"): _run_planned,
     (RUN, "first_attempt_active"): _run_started,
-    (RUN, "approval_gate_reached"): _approval_gate_reached,
-    (RUN, "approval_resolved"): _approval_resolved,
+    (RUN, "approval_gate_reached"): _run_approval_awaited,
+    (RUN, "approval_resolved"): _run_approval_resolved,
     (RUN, "cancel_requested"): _run_cancel_requested,
-    (RUN, "statuses_published"): _reported,
+    (RUN, "statuses_published"): _run_reported,
     **{(RUN, trigger): _run_ended for trigger in (
         "run_finalized", "all_required_succeeded", "validation_failed", "required_job_failed", "run_timed_out",
         "cancel_finalized")},
 }
 # Events of jobs and attempts that also the history of a run contains.
 _NOTABLE_JOB_EVENTS: Final[dict[tuple[str, str], Describe]] = {
-    (JOB, "approval_opened"): _approval_opened,
-    (JOB, "approval_given"): _approval_given,
-    (JOB, "execution_failed"): _execution_failed,
+    (JOB, "approval_opened"): _job_approval_opened,
+    (JOB, "approval_given"): _job_approval_given,
+    (JOB, "execution_failed"): _job_execution_failed,
     (JOB, "approved"): _job_ended,
     (JOB, "rejected"): _job_ended,
     (JOB, "validation_failed"): _job_ended,
     (JOB, "user_cancelled"): _job_ended,
-    (ATTEMPT, "stalled"): _stalled,
+    (ATTEMPT, "stalled"): _attempt_stalled,
 }
 _JOB_EVENTS: Final[dict[tuple[str, str], Describe]] = {
     **_NOTABLE_JOB_EVENTS,
     (JOB, "created"): _job_created,
-    (JOB, "scheduler_assigned"): _scheduled,
-    (JOB, "execution_completed"): _executed,
-    (JOB, "retry_delay_elapsed"): _retried,
+    (JOB, "scheduler_assigned"): _job_scheduled,
+    (JOB, "execution_completed"): _job_executed,
+    (JOB, "retry_delay_elapsed"): _job_retried,
     (JOB, "validation_passed"): _job_ended,
-    (ATTEMPT, "claimed"): _claimed,
-    (ATTEMPT, "started"): _started,
-    (ATTEMPT, "requeued"): _requeued,
-    (ATTEMPT, "cancel_requested"): _cancel_requested,
+    (ATTEMPT, "claimed"): _attempt_claimed,
+    (ATTEMPT, "started"): _attempt_started,
+    (ATTEMPT, "requeued"): _attempt_requeued,
+    (ATTEMPT, "cancel_requested"): _attempt_cancel_requested,
 }
 _RUN_TABLE: Final = {
     **_RUN_EVENTS,
@@ -425,7 +439,7 @@ _RUN_TABLE: Final = {
 _JOB_TABLE: Final = {**_JOB_EVENTS, (ATTEMPT, "failed"): _attempt_ended_abnormally}
 _ATTEMPT_TABLE: Final[dict[tuple[str, str], Describe]] = {
     **{key: describe for key, describe in _JOB_EVENTS.items() if key[0] == ATTEMPT},
-    (ATTEMPT, "enqueued"): _enqueued,
+    (ATTEMPT, "enqueued"): _attempt_enqueued,
     (ATTEMPT, "succeeded"): _attempt_ended,
     (ATTEMPT, "failed"): _attempt_ended,
 }

@@ -26,7 +26,10 @@ _SUPERSEDED: Final = "SUPERSEDED"
 
 
 def reason_given(reason: str) -> str:
-    """Return the reason of a cancel request as the end of a sentence, or an empty string if it says nothing."""
+    """Return the reason of a cancel request as the end of a sentence.
+
+    Return an empty string for a reason that adds nothing, such as RUN_CANCELED.
+    """
     if reason in _UNINFORMATIVE:
         return ""
     if reason == _SUPERSEDED:
@@ -40,28 +43,28 @@ def reason_given(reason: str) -> str:
 
 
 def attempt_outcome(context: ExplainContext, attempt: Attempt) -> Clause:
-    """Return how the attempt ended."""
+    """Return the clause that says how the attempt ended, and why."""
     event = context.last_event(attempt.id)
-    on = f" on worker {one_line(attempt.ended_lease.worker_id)}" if attempt.ended_lease is not None else ""
+    on_worker = f" on worker {one_line(attempt.ended_lease.worker_id)}" if attempt.ended_lease is not None else ""
     if attempt.state == core_attempt.SUCCEEDED:
-        return Clause("succeeded", f"succeeded{on}", attempt.id, event)
+        return Clause("succeeded", f"succeeded{on_worker}", attempt.id, event)
     if attempt.state == core_attempt.CANCELED:
         return _attempt_canceled(context, attempt, event)
     failure = attempt.error
     if attempt.state == core_attempt.TIMED_OUT:
-        limit = duration(attempt.timeout_seconds * SECOND)
-        text = f"was stopped{on}, because it exceeded its time limit of {limit}"
+        time_limit = duration(attempt.timeout_seconds * SECOND)
+        text = f"was stopped{on_worker}, because it exceeded its time limit of {time_limit}"
         return Clause("timed_out", text, attempt.id, event, "Raise timeout_seconds, or make it faster.")
     if attempt.lost_leases > attempt.max_lost_leases:
         max_losses = attempt.max_lost_leases
         verb = "is" if max_losses == 1 else "are"
-        allowed = f"only {count(max_losses, 'loss')} {verb} allowed" if max_losses else "none is allowed"
-        text = f"failed, because workers lost it {times(attempt.lost_leases)} and {allowed}"
+        allowance = f"only {count(max_losses, 'loss')} {verb} allowed" if max_losses else "none is allowed"
+        text = f"failed, because workers lost it {times(attempt.lost_leases)} and {allowance}"
         return Clause("lost_too_often", text, attempt.id, event)
     exit_code = event.metadata.get("exit_code") if event is not None else None
     if failure is None:
-        return Clause("failed", f"failed{on}", attempt.id, event)
-    text = f"failed{on}: {failures.describe_failure(failure, exit_code)}"
+        return Clause("failed", f"failed{on_worker}", attempt.id, event)
+    text = f"failed{on_worker}: {failures.describe_failure(failure, exit_code)}"
     return Clause("failed", text, attempt.id, event, f"{failures.describe_classification(failure)}.")
 
 
@@ -76,13 +79,16 @@ def _attempt_canceled(context: ExplainContext, attempt: Attempt, event: Event | 
 
 
 def _by_requester(context: ExplainContext, id: str) -> str:
-    """Return ` by NAME` for the last cancel request of the record, or an empty string if the orchestrator made it."""
+    """Return ` by NAME` for the last cancel request of the record.
+
+    Return an empty string if there is none or the orchestrator made it.
+    """
     request = context.last_event(id, "cancel_requested", "user_cancelled")
     return f" by {actor_name(request.actor)}" if request is not None and request.actor != ORCHESTRATOR else ""
 
 
 def stop_cause(context: ExplainContext, attempt: Attempt) -> str:
-    """Return by whom and why the attempt was or is being stopped, as the end of a sentence."""
+    """Return by whom and why the attempt was cancelled or is being stopped, as the end of a sentence."""
     job = context.jobs.get(attempt.job_id)
     if job is not None and (cause := _family_failure(context, job, attempt.cancel_reason)):
         return cause
@@ -91,7 +97,10 @@ def stop_cause(context: ExplainContext, attempt: Attempt) -> str:
 
 
 def is_caused_by_run(context: ExplainContext, reason: str) -> bool:
-    """Return True if the run stopped the job. A person's cancel request may have the same text as reason."""
+    """Return whether the end of the run, and not a person, is what a job's cancel reason refers to.
+
+    A person's cancel request may have the same text as reason; then the state of the run does not fit it.
+    """
     cause = _RUN_CAUSES.get(reason)
     if cause is None:
         return False
@@ -100,7 +109,7 @@ def is_caused_by_run(context: ExplainContext, reason: str) -> bool:
 
 
 def cancel_cause(context: ExplainContext, reason: str) -> str:
-    """Return why a job or attempt was stopped, as the end of a sentence: the run's cause, or the reason given."""
+    """Return why a job or attempt was cancelled, as the end of a sentence: what ended the run, or the reason given."""
     return _RUN_CAUSES[reason][1](context) if is_caused_by_run(context, reason) else reason_given(reason)
 
 
@@ -138,7 +147,10 @@ _RUN_CAUSES: Final[dict[str, tuple[tuple[str, ...], Callable[[ExplainContext], s
 
 
 def job_outcome(context: ExplainContext, job: Job) -> Clause:
-    """Return how the job ended. For a blocked job that is the outcome of the job that blocked it."""
+    """Return the clause that says how the job ended.
+
+    For a blocked job it names the job that blocked it and that one's end.
+    """
     event = context.last_event(job.id)
     if job.state == core_job.SUCCEEDED:
         return _job_succeeded(job, event)
@@ -174,7 +186,7 @@ def _job_succeeded(job: Job, event: Event | None) -> Clause:
 
 
 def _not_retried(context: ExplainContext, job: Job, event: Event | None) -> Clause:
-    """Return the job's last failure, and why there was no other attempt."""
+    """Return the clause with the job's last failure and, as advice, why there was no other attempt."""
     attempt, failure = context.attempt_of(job), job.last_error
     if failure is None:
         return Clause("not_retried", "failed", job.id, event)
@@ -189,21 +201,26 @@ def _not_retried(context: ExplainContext, job: Job, event: Event | None) -> Clau
 
 
 def _family_failure(context: ExplainContext, job: Job, reason: str) -> str:
-    """Return which failure of its family stopped the job, as the end of a sentence, or "" if that is not the cause."""
+    """Return which failed job of its family caused the job to be cancelled, as the end of a sentence.
+
+    Return an empty string if that is not why it was cancelled.
+    """
     is_fail_fast_run = context.run is not None and context.run.is_fail_fast
     if reason != core_job.NOT_NEEDED or not job.spec.family or is_fail_fast_run:
         return ""
-    family = (
+    failed_members = (
         member
         for member in context.jobs.values()
         if member.spec.family == job.spec.family and core_job.fails_family(member)
     )
-    earlier = [member for member in family if not job.completed_at or member.completed_at <= job.completed_at]
-    first = min(earlier, key=lambda member: member.completed_at, default=None)
-    if first is None:
+    failed_earlier = [
+        member for member in failed_members if not job.completed_at or member.completed_at <= job.completed_at
+    ]
+    first_failed = min(failed_earlier, key=lambda member: member.completed_at, default=None)
+    if first_failed is None:
         return ""
-    failed = one_line(first.spec.name)
-    return f", because {failed} failed and the jobs of {one_line(job.spec.family)} stop at the first failure"
+    failed_name = one_line(first_failed.spec.name)
+    return f", because {failed_name} failed and the jobs of {one_line(job.spec.family)} stop at the first failure"
 
 
 def _job_canceled(context: ExplainContext, job: Job, event: Event | None) -> Clause:
@@ -224,7 +241,10 @@ def _by_canceler(context: ExplainContext, job: Job, canceled_attempt: Attempt | 
 
 
 def _is_blocked(context: ExplainContext, job: Job) -> bool:
-    """Return True if a need kept the job from starting. A person's cancel request may have the reason BLOCKED, too."""
+    """Return whether the job was cancelled because a job that it needs did not succeed.
+
+    A person's cancel request may also have the reason BLOCKED; that does not count.
+    """
     if job.state != core_job.CANCELED or job.reason != core_job.BLOCKED:
         return False
     event = context.last_event(job.id)
@@ -251,17 +271,17 @@ def _blocked(context: ExplainContext, job: Job, event: Event | None) -> Clause:
 
 
 def _blocking_need(context: ExplainContext, blocked: Job) -> Job | None:
-    """Return the need that failed or was cancelled first."""
+    """Return the need that failed or was cancelled first, or None if there is none."""
     needs = [context.jobs[id] for id in blocked.needs if id in context.jobs]
-    lost = [need for need in needs if need.state in core_job.TERMINAL and not core_job.satisfies(need)]
-    return min(lost, key=lambda need: need.completed_at, default=None)
+    unsuccessful = [need for need in needs if need.state in core_job.TERMINAL and not core_job.satisfies(need)]
+    return min(unsuccessful, key=lambda need: need.completed_at, default=None)
 
 
 # -- runs
 
 
 def run_canceled(context: ExplainContext) -> str:
-    """Return ` cancelled`, by whom and why, to append to "was"."""
+    """Return ` cancelled by NAME` with the reason, to append to "was". Who and why are left out if unknown."""
     run = context.run
     if run is None:
         return " cancelled"
@@ -274,7 +294,10 @@ def run_canceled(context: ExplainContext) -> str:
 
 
 def run_outcome(context: ExplainContext, run: Run) -> Clause:
-    """Return how the run ended. It makes no difference whether that was reported to the forge yet."""
+    """Return the clause that says how the run ended, and why.
+
+    A run that was reported to its forge keeps its outcome.
+    """
     state = run.conclusion or run.state
     event = context.last_event(run.id, *_FINAL_TRIGGERS.get(state, ()))
     if state == core_run.SUCCESS:
@@ -321,12 +344,14 @@ def _run_failed(context: ExplainContext, run: Run, event: Event | None) -> Claus
         details = colon_quote(event.metadata.get("details")) if event is not None else ""
         text = f"failed, because its final validation did not pass{details}"
         return Clause("validation_failed", text, run.id, event)
-    first = context.jobs.get(run.tally.first_doomed)
-    if first is None:
+    first_doomed = context.jobs.get(run.tally.first_doomed)
+    if first_doomed is None:
         return Clause("failed", "failed, because a required job did not succeed", run.id, event)
-    outcome = job_outcome(context, first)
-    text = f"failed, because required job {one_line(first.spec.name)} {outcome.text}"
-    others = sum(1 for job in context.jobs.values() if core_job.dooms_run(job) and job.id != first.id)
+    outcome = job_outcome(context, first_doomed)
+    text = f"failed, because required job {one_line(first_doomed.spec.name)} {outcome.text}"
+    other_doomed_count = sum(
+        1 for job in context.jobs.values() if core_job.dooms_run(job) and job.id != first_doomed.id
+    )
     # The job's own history has its failure rule and other advice, so it is not repeated here.
-    advice = f"{count(others, 'other required job')} did not succeed either." if others else ""
-    return Clause("failed", text, first.id, event, advice)
+    advice = f"{count(other_doomed_count, 'other required job')} did not succeed either." if other_doomed_count else ""
+    return Clause("failed", text, first_doomed.id, event, advice)

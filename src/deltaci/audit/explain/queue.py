@@ -54,9 +54,10 @@ _URGENT: Final = frozenset({*workers.NEEDS_ACTION, "waiting_for_approval", "stal
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """A record that waits, and why: the most important clause first. `group_key` is equal for records of one group.
+    """A record that waits, and clauses that say why, the most important one first.
 
-    Reasons are properties, because a list shows few of many waits and only those need their sentences.
+    `group_key` is equal for records that wait for the same. Reasons are properties, because a list shows few of many
+    waits and only those need their sentences.
     """
 
     record: Attempt | Job | Run
@@ -72,26 +73,26 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """The reasons; those about workers without advice, which the group has."""
+        """The clauses as sentences. Those about workers are without advice, because the group shows it once."""
         return tuple(
             _to_reason(clause.without_advice() if is_about_workers(clause.code) else clause) for clause in self.clauses
         )
 
     @property
     def first_reason(self) -> Reason:
-        """The first reason with its advice."""
+        """The most important clause as a sentence, with its advice."""
         return _to_reason(self.clauses[0])
 
     @property
     def sort_key(self) -> tuple[int, int, int, str]:
-        """The position in the list: queued attempts in the order of claims, other records by age."""
+        """The sort key for a list of waits: by rank, then queued attempts in the order of claims, others by age."""
         if isinstance(self.record, Attempt):
             return self.rank, -self.record.priority, ready_at(self.record) or self.since, self.record.id
         return self.rank, 0, self.since, self.record.id
 
 
 class WaitGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Records that wait for the same: their number, and one sentence for the group."""
+    """Several records that wait for the same: how many they are, and one sentence that says what for."""
 
     key: str
     code: str
@@ -101,12 +102,12 @@ class WaitGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_urgent(code: str) -> bool:
-    """Return True if a record with this reason waits until a person does something."""
+    """Return whether a record with this reason code waits until a person does something."""
     return code in _URGENT
 
 
 def is_about_workers(code: str) -> bool:
-    """Return True if the reason is about workers: missing, busy, on hold, unresponsive or free."""
+    """Return whether the reason code is about workers: missing, busy, on hold, unresponsive or free ones."""
     return code in _WORKER_CODES
 
 
@@ -116,7 +117,7 @@ def current_attempts(jobs: Iterable[Job]) -> list[str]:
 
 
 def is_leased(attempt: Attempt) -> bool:
-    """Return True if a worker has the attempt now."""
+    """Return whether a worker holds the attempt now."""
     return attempt.lease is not None
 
 
@@ -126,7 +127,7 @@ def leased_since(attempt: Attempt) -> int:
 
 
 def attempt_wait(context: ExplainContext, attempt: Attempt) -> Wait | None:
-    """Return why no worker has the attempt, or None if a worker has it or it has ended."""
+    """Return why no worker has the attempt, or None if a worker has it or it does not wait."""
     clauses = waits.attempt_waits(context, attempt) if not is_leased(attempt) else []
     if not clauses:
         return None
@@ -135,54 +136,60 @@ def attempt_wait(context: ExplainContext, attempt: Attempt) -> Wait | None:
         group = attempt.queue_key
     elif code == "waiting_for_group":
         group = attempt.group
-    return _wait(attempt, RANK_QUEUED, attempt.updated_at, clauses, group)
+    return _make_wait(attempt, RANK_QUEUED, attempt.updated_at, clauses, group)
 
 
 def job_wait(context: ExplainContext, job: Job) -> Wait | None:
-    """Return what the job itself waits for, or None if it runs, has ended or its attempt has the reason."""
+    """Return what the job waits for, or None if it runs or has ended.
+
+    Return None as well if its latest attempt is known and queued or running: `attempt_wait` explains that.
+    """
     if job.state in core_job.TERMINAL:
         return None
     if job.state == core_job.PENDING:
-        return _wait(job, RANK_DEPENDENT, job.created_at, [_direct_needs(context, job)])
+        return _make_wait(job, RANK_DEPENDENT, job.created_at, [_direct_needs(context, job)])
     if context.attempt_of(job) is not None and job.state in (core_job.QUEUED, core_job.RUNNING):
         return None
-    clauses = waits.own_waits(context, job)
-    return _wait(job, RANK_UNQUEUED, job.updated_at, clauses) if clauses else None
+    clauses = waits.waits_without_jobs(context, job)
+    return _make_wait(job, RANK_UNQUEUED, job.updated_at, clauses) if clauses else None
 
 
 def run_wait(context: ExplainContext, run: Run) -> Wait | None:
-    """Return what the run itself waits for, or None. Pass a context without the run's jobs."""
+    """Return what the run itself waits for, or None if it does not wait. Pass a context without the run's jobs."""
     clauses = [clause for _, clause in waits.run_waits(context, run)]
-    return _wait(run, RANK_UNQUEUED, run.updated_at, clauses) if clauses else None
+    return _make_wait(run, RANK_UNQUEUED, run.updated_at, clauses) if clauses else None
 
 
 def lease_reasons(context: ExplainContext, attempt: Attempt) -> tuple[Reason, ...]:
-    """Return a reason if the leased attempt is being stopped or not accepted yet, else nothing."""
+    """Return the reason why a leased attempt is not running: not accepted yet, or being stopped.
+
+    Empty if it is running.
+    """
     return tuple(_to_reason(clause) for clause in waits.attempt_waits(context, attempt))
 
 
 def group_waits(waits: Sequence[Wait]) -> list[WaitGroup]:
-    """Group the waits by their key: urgent groups first, then the largest, waits for other jobs last."""
+    """Return the waits in groups with equal keys: urgent groups first, then by size, waits for other jobs last."""
     by_key: dict[str, list[Wait]] = {}
     for wait in waits:
         by_key.setdefault(wait.group_key, []).append(wait)
-    groups = [_to_group(members) for members in by_key.values()]
+    groups = [_make_group(members) for members in by_key.values()]
     return sorted(
         groups, key=lambda group: (not is_urgent(group.code), group.code == WAITING_FOR_JOBS, -group.count, group.key)
     )
 
 
-def _to_group(members: Sequence[Wait]) -> WaitGroup:
-    first = members[0]
-    texts = _GROUP_TEXTS.get(first.code)
-    text = capitalized(texts[len(members) > 1]) + "." if texts is not None else first.first_reason.text
+def _make_group(members: Sequence[Wait]) -> WaitGroup:
+    first_wait = members[0]
+    texts = _GROUP_TEXTS.get(first_wait.code)
+    text = capitalized(texts[len(members) > 1]) + "." if texts is not None else first_wait.first_reason.text
     if texts is None and len(members) > 1 and text.startswith("Waits "):
         text = "Wait " + text.removeprefix("Waits ")
-    about = first.first_reason.about if first.code in _SHARED_ABOUT_CODES else ""
-    return WaitGroup(key=first.group_key, code=first.code, text=text, about=about, count=len(members))
+    about = first_wait.first_reason.about if first_wait.code in _SHARED_ABOUT_CODES else ""
+    return WaitGroup(key=first_wait.group_key, code=first_wait.code, text=text, about=about, count=len(members))
 
 
-def _wait(record: Attempt | Job | Run, rank: int, since: int, clauses: Sequence[Clause], group: str = "") -> Wait:
+def _make_wait(record: Attempt | Job | Run, rank: int, since: int, clauses: Sequence[Clause], group: str = "") -> Wait:
     code = clauses[0].code
     return Wait(
         record=record,
@@ -194,17 +201,24 @@ def _wait(record: Attempt | Job | Run, rank: int, since: int, clauses: Sequence[
 
 
 def _to_reason(clause: Clause) -> Reason:
-    """Return the clause as a sentence without a subject."""
+    """Return the clause as a capitalized sentence without a subject."""
     reason = clause.to_reason("")
     return msgspec.structs.replace(reason, text=capitalized(reason.text.strip()))
 
 
 def _direct_needs(context: ExplainContext, job: Job) -> Clause:
-    """Name the jobs that this one waits for directly. The root of the wait is found when the job is explained."""
+    """Return a clause that names the unfinished jobs for which this one waits directly.
+
+    The job at the root of the wait is found only when the job is explained on its own.
+    """
     predecessors = [context.jobs[id] for id in (*job.needs, *job.after) if id in context.jobs]
-    open_jobs = [other for other in predecessors if not satisfies(other) and other.state not in core_job.TERMINAL]
+    open_jobs = [
+        predecessor
+        for predecessor in predecessors
+        if not satisfies(predecessor) and predecessor.state not in core_job.TERMINAL
+    ]
     if not open_jobs:
         text = f"waits for {count(job.unmet, 'other job')}" if job.unmet else "waits for its run to start"
         return Clause(WAITING_FOR_JOBS, text, job.id)
-    names = listed(list(dict.fromkeys(other.spec.name for other in open_jobs)), MAX_NEEDS)
+    names = listed(list(dict.fromkeys(predecessor.spec.name for predecessor in open_jobs)), MAX_NEEDS)
     return Clause(WAITING_FOR_JOBS, f"waits for {names}", open_jobs[0].id)

@@ -11,7 +11,11 @@ from deltaci.core.worker import Worker
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """One or two sentences. `code` is stable; `about` is the id of the run, job, attempt or worker to look at next."""
+    """One or two sentences, for people, and a stable `code`, for programs.
+
+    `about` is the id of the run, job, attempt or worker to look at next. `at` and `seq` are those of the event on which
+    the reason is based.
+    """
 
     code: str
     text: str
@@ -21,7 +25,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """An explanation of a record's state: `waiting` has its current waits, `history` past events in order of time.
+    """Why a record is in its state: a summary, its current waits (`waiting`) and its past events (`history`).
 
     For a run, `waiting` includes the waits of single jobs while others run.
     """
@@ -36,10 +40,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantState(msgspec.Struct, frozen=True, kw_only=True):
-    """The current state of the tenant, as far as waiting depends on it. A `running_quota` of 0 means no quota.
+    """The current state of a tenant, as far as waits depend on it. A `running_quota` of 0 means no quota.
 
-    `ahead` maps an attempt to the number of attempts before it in the queue, `groups` a concurrency group to the
-    attempt that holds it (a missing group is free), and `flaky` a job's name to its tests that are known to be flaky.
+    `ahead` maps the id of an attempt to the number of attempts before it in the queue, `groups` a concurrency group to
+    the id of the attempt that holds it (a missing group is free), and `flaky` a job's name to its tests that are known
+    to be flaky.
     """
 
     now: int
@@ -64,7 +69,7 @@ class Clause(msgspec.Struct, frozen=True):
     advice: str = ""
 
     def add_advice(self, sentence: str) -> Clause:
-        """Return a copy with one more sentence of advice."""
+        """Return a copy with this sentence appended to the advice."""
         return msgspec.structs.replace(self, advice=f"{self.advice} {sentence}".strip())
 
     def without_advice(self) -> Clause:
@@ -72,13 +77,13 @@ class Clause(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, advice="")
 
     def to_reason(self, subject: str) -> Reason:
-        """Return the whole sentence with this subject."""
+        """Return the reason whose text is the subject, this clause and the advice."""
         advice = f" {self.advice}" if self.advice else ""
         return make_reason(self.code, f"{subject} {self.text}.{advice}", self.about, self.event)
 
 
 def make_reason(code: str, text: str, about: str, event: Event | None) -> Reason:
-    """Return a reason with the time and `seq` of the event, if it is based on one."""
+    """Return a reason with this text. If it is based on an event, it has the time and `seq` of the event."""
     if event is None:
         return Reason(code=code, text=text, about=about)
     return Reason(code=code, text=text, about=about, at=event.at, seq=event.seq or None)

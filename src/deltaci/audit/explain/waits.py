@@ -44,7 +44,7 @@ _WEIGHTS: Final = {
 
 
 def attempt_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
-    """Return why the attempt makes no progress; empty while a worker runs it, and when it has ended."""
+    """Return clauses that say why the attempt makes no progress; empty while it runs and after its end."""
     explain = _ATTEMPT_WAITS.get(attempt.state)
     return explain(context, attempt) if explain is not None else []
 
@@ -56,36 +56,40 @@ def _queued(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     clauses: list[Clause] = []
     if attempt.fence_until > context.now:
         lease = attempt.ended_lease
-        loser = f"worker {one_line(lease.worker_id)}" if lease is not None else "its last worker"
-        text = f"cannot be claimed before {when(attempt.fence_until, context.now)}: until then {loser}, which lost it,"
+        last_worker = f"worker {one_line(lease.worker_id)}" if lease is not None else "its last worker"
+        text = f"cannot be claimed before {when(attempt.fence_until, context.now)}"
+        text += f": until then {last_worker}, which lost it,"
         clauses.append(Clause("fence", f"{text} may still be running it", attempt.id, event))
     elif attempt.run_at > context.now:
         text = f"is scheduled for {when(attempt.run_at, context.now)}"
         clauses.append(Clause("not_before", text, attempt.id, event))
     tenant = context.tenant
-    holder = tenant.groups.get(attempt.group, "") if attempt.group else ""
-    if holder and holder != attempt.id and not clauses:
-        clauses.append(_group_held(context, attempt, holder))
+    group_holder = tenant.groups.get(attempt.group, "") if attempt.group else ""
+    if group_holder and group_holder != attempt.id and not clauses:
+        clauses.append(_group_clause(context, attempt, group_holder))
     if tenant.running_quota and tenant.running >= tenant.running_quota and not clauses:
         text = f"waits for the quota: {tenant.running} of at most {tenant.running_quota} jobs are running"
         advice = "It is claimed when one of them ends, or when the quota is raised."
         clauses.append(Clause("quota", text, attempt.id, event, advice))
     if not clauses or clause.code in workers.NEEDS_ACTION:
         clauses.append(clause)
-    ahead = tenant.ahead.get(attempt.id, 0)
-    if ahead:
-        clauses.append(Clause(POSITION, f"is behind {count(ahead, 'other attempt')} in the queue", attempt.id))
+    ahead_count = tenant.ahead.get(attempt.id, 0)
+    if ahead_count:
+        clauses.append(Clause(POSITION, f"is behind {count(ahead_count, 'other attempt')} in the queue", attempt.id))
     return clauses
 
 
-def _group_held(context: ExplainContext, attempt: Attempt, holder: str) -> Clause:
-    """Return the clause for a concurrency group held by another attempt, whose id contains its job and run."""
+def _group_clause(context: ExplainContext, attempt: Attempt, holder: str) -> Clause:
+    """Return the clause for an attempt whose concurrency group is held by the attempt with the id `holder`.
+
+    That id contains the ids of its job and run.
+    """
     job_id = holder.rpartition(".")[0] or holder
     run_id, _, name = job_id.partition("/")
-    job = f"job {one_line(name or job_id)}"
+    holder_job = f"job {one_line(name or job_id)}"
     if name and run_id != attempt.run_id:
-        job += f" of run {one_line(run_id)}"
-    text = f"waits for group {one_line(attempt.group)}, which {job} holds"
+        holder_job += f" of run {one_line(run_id)}"
+    text = f"waits for group {one_line(attempt.group)}, which {holder_job} holds"
     event = context.last_event(attempt.id)
     return Clause("waiting_for_group", text, job_id, event, "It is claimed when that job has ended.")
 
@@ -95,24 +99,27 @@ def _leased(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     if lease is None:
         return []
     due = timers.next_due(attempt)
-    until = due[0] if due is not None else lease.accept_by
-    text = (
-        f"was assigned to worker {one_line(lease.worker_id)}, which has until {when(until, context.now)} to accept it"
-    )
+    deadline = due[0] if due is not None else lease.accept_by
+    accept_by = when(deadline, context.now)
+    text = f"was assigned to worker {one_line(lease.worker_id)}, which has until {accept_by} to accept it"
     return [Clause("waiting_for_acceptance", text, attempt.id, context.last_event(attempt.id))]
 
 
 def _stale(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     event = context.last_event(attempt.id)
     lease = attempt.ended_lease
-    by = f" by {actor_name(event.actor)}" if event is not None else ""
-    text = f"was taken from worker {one_line(lease.worker_id)}{by}" if lease is not None else f"was taken away{by}"
+    by_actor = f" by {actor_name(event.actor)}" if event is not None else ""
+    text = (
+        f"was taken from worker {one_line(lease.worker_id)}{by_actor}"
+        if lease is not None
+        else f"was taken away{by_actor}"
+    )
     text += " and waits to be requeued"
     if attempt.lost_leases > attempt.max_lost_leases:
         advice = "Requeue it: it was lost too often and will fail."
         return [Clause("stalled", text, attempt.id, event, advice)]
-    fence = f" from {when(attempt.fence_until, context.now)} on" if attempt.fence_until > context.now else ""
-    return [Clause("stalled", text, attempt.id, event, f"Requeue it, or let a worker claim it{fence}.")]
+    from_time = f" from {when(attempt.fence_until, context.now)} on" if attempt.fence_until > context.now else ""
+    return [Clause("stalled", text, attempt.id, event, f"Requeue it, or let a worker claim it{from_time}.")]
 
 
 def _stopping(context: ExplainContext, attempt: Attempt) -> list[Clause]:
@@ -138,14 +145,14 @@ _ATTEMPT_WAITS: Final[dict[str, Callable[[ExplainContext, Attempt], list[Clause]
 
 
 def job_waits(context: ExplainContext, job: Job) -> list[Clause]:
-    """Return why the job makes no progress; empty while it runs, and when it has ended."""
+    """Return clauses that say why the job makes no progress; empty while it runs and after its end."""
     if job.state == core_job.PENDING:
         return _waits_for_jobs(context, job)
-    return own_waits(context, job)
+    return waits_without_jobs(context, job)
 
 
-def own_waits(context: ExplainContext, job: Job) -> list[Clause]:
-    """Return the waits of the job itself, without waits for other jobs."""
+def waits_without_jobs(context: ExplainContext, job: Job) -> list[Clause]:
+    """Return clauses for what the job itself waits for, which is not the end of other jobs."""
     if job.state in (core_job.QUEUED, core_job.RUNNING):
         attempt = context.attempt_of(job)
         if attempt is not None:
@@ -201,8 +208,11 @@ _JOB_WAITS: Final[dict[str, Callable[[ExplainContext, Job], Clause]]] = {
 
 
 def root_clause(context: ExplainContext, job: Job) -> Clause:
-    """Return why the root of a wait has not finished: its own wait, or that it is running or has ended."""
-    clauses = own_waits(context, job)
+    """Return the clause for a job on which other jobs wait: why it has not finished.
+
+    That is its own wait, or that it is running or has ended.
+    """
+    clauses = waits_without_jobs(context, job)
     if clauses:
         return clauses[0]
     if job.state in core_job.TERMINAL:
@@ -214,17 +224,17 @@ def root_clause(context: ExplainContext, job: Job) -> Clause:
 
 
 def running_clause(context: ExplainContext, attempt: Attempt) -> Clause:
-    """Return on which worker the attempt runs, since when, and its time limit."""
-    on = f" on worker {one_line(attempt.lease.worker_id)}" if attempt.lease is not None else ""
-    text = f"is being started{on}"
+    """Return the clause that says on which worker the attempt runs, since when, and its time limit."""
+    on_worker = f" on worker {one_line(attempt.lease.worker_id)}" if attempt.lease is not None else ""
+    text = f"is being started{on_worker}"
     if attempt.started_at:
-        text = f"has been running{on} since {moment(attempt.started_at)}"
+        text = f"has been running{on_worker} since {moment(attempt.started_at)}"
         text += f" with a time limit until {when(attempt.times_out_at, context.now)}"
     return Clause(RUNNING, text, attempt.id, context.last_event(attempt.id))
 
 
 def is_running(context: ExplainContext, job: Job) -> bool:
-    """Return True if a worker is running the job now."""
+    """Return whether a worker is running the job now."""
     attempt = context.attempt_of(job) if job.state == core_job.RUNNING else None
     return attempt is not None and attempt.state not in _ATTEMPT_WAITS
 
@@ -246,12 +256,12 @@ class _WaitChain(msgspec.Struct, frozen=True):
 
 
 def _unsatisfied_jobs(context: ExplainContext) -> dict[str, Job]:
-    """Return the jobs that keep the jobs that need them from starting."""
+    """Return the jobs, by id, that have not ended in a way that lets the jobs that need them start."""
     return {id: job for id, job in context.jobs.items() if not satisfies(job)}
 
 
 def _blocking_jobs(unsatisfied: dict[str, Job], job: Job) -> list[Job]:
-    """Return the unsatisfied needs of the job, and the jobs that it comes after which have not ended."""
+    """Return the jobs for which the job waits: unsatisfied needs, and jobs in `after` that have not ended."""
     blocking = [unsatisfied[id] for id in job.needs if id in unsatisfied]
     if job.after:
         predecessors = (unsatisfied[id] for id in job.after if id in unsatisfied and id not in job.needs)
@@ -260,7 +270,7 @@ def _blocking_jobs(unsatisfied: dict[str, Job], job: Job) -> list[Job]:
 
 
 def _wait_chains(context: ExplainContext, unsatisfied: dict[str, Job], job: Job) -> dict[str, _WaitChain]:
-    """Return the wait chain of every job that this one waits for.
+    """Return, by job id, the wait chain of this job and of every job for which it waits, directly or indirectly.
 
     A depth-first search without recursion, linear in the size of the plan.
     """
@@ -273,8 +283,10 @@ def _wait_chains(context: ExplainContext, unsatisfied: dict[str, Job], job: Job)
             # Of equal weights the first in the order of the plan.
             heaviest = max(blocking[current.id], key=lambda blocker: chains[blocker.id].weight, default=None)
             if heaviest is not None:
-                rest = chains[heaviest.id]
-                chains[current.id] = _WaitChain(rest.weight, rest.root_id, heaviest.id, rest.length + 1)
+                next_chain = chains[heaviest.id]
+                chains[current.id] = _WaitChain(
+                    next_chain.weight, next_chain.root_id, heaviest.id, next_chain.length + 1
+                )
         elif current.id in chains:
             continue
         elif current.state != core_job.PENDING:
@@ -289,7 +301,7 @@ def _wait_chains(context: ExplainContext, unsatisfied: dict[str, Job], job: Job)
 
 
 def _waits_for_jobs(context: ExplainContext, job: Job) -> list[Clause]:
-    """Return one clause per root of the waits for other jobs, the heaviest first."""
+    """Return one clause for each root job at the end of this job's wait chains, the heaviest first."""
     unsatisfied = _unsatisfied_jobs(context)
     chains = _wait_chains(context, unsatisfied, job)
     by_root: dict[str, list[Job]] = {}
@@ -297,10 +309,10 @@ def _waits_for_jobs(context: ExplainContext, job: Job) -> list[Clause]:
         by_root.setdefault(chains[blocker.id].root_id, []).append(blocker)
     clauses: list[Clause] = []
     for blockers in list(by_root.values())[:MAX_REASONS]:
-        clause, others = _chain_clause(context, chains, blockers[0]), len(blockers) - 1
-        if others:
-            verb = "waits" if others == 1 else "wait"
-            clause = clause.add_advice(f"{count(others, 'other job')} before it {verb} for the same reason.")
+        clause, other_count = _chain_clause(context, chains, blockers[0]), len(blockers) - 1
+        if other_count:
+            verb = "waits" if other_count == 1 else "wait"
+            clause = clause.add_advice(f"{count(other_count, 'other job')} before it {verb} for the same reason.")
         clauses.append(clause)
     if clauses:
         return clauses
@@ -309,7 +321,10 @@ def _waits_for_jobs(context: ExplainContext, job: Job) -> list[Clause]:
 
 
 def _chain_clause(context: ExplainContext, chains: dict[str, _WaitChain], blocker: Job) -> Clause:
-    """Return the clause that names the jobs of a chain, with the middle of a long one left out, and the root's wait."""
+    """Return the clause that names the jobs of the chain from `blocker` to its root, and says what the root waits for.
+
+    Of a long chain, the jobs in the middle are only counted.
+    """
     chain = chains[blocker.id]
     names, id = [context.job_name(blocker.id)], blocker.id
     while chains[id].next_id and len(names) < MAX_LINKS:
@@ -327,15 +342,15 @@ def _chain_clause(context: ExplainContext, chains: dict[str, _WaitChain], blocke
 
 
 def run_waits(context: ExplainContext, run: Run) -> list[SubjectClause]:
-    """Return why the run or some of its jobs make no progress; empty when the run has ended."""
+    """Return why the run or some of its jobs make no progress, as subjects and clauses; empty after its end."""
     if core_run.is_over(run):
         return []
-    name = f"Run {one_line(run.id)}"
+    subject = f"Run {one_line(run.id)}"
     if run.state in (core_run.CREATED, core_run.PLANNING):
-        return [(name, clause) for clause in _planning(context, run)]
+        return [(subject, clause) for clause in _planning(context, run)]
     if run.state == core_run.VALIDATING:
         text = "waits for its final validation: all of its jobs have ended"
-        return [(name, Clause("waiting_for_validation", text, run.id, context.last_event(run.id)))]
+        return [(subject, Clause("waiting_for_validation", text, run.id, context.last_event(run.id)))]
     return list(_waits_of_jobs(context))
 
 
@@ -353,13 +368,13 @@ def _planning(context: ExplainContext, run: Run) -> Iterator[Clause]:
 
 
 def _waits_of_jobs(context: ExplainContext) -> Iterator[SubjectClause]:
-    """Yield what the jobs themselves wait for, with one sentence for all jobs that wait for the same."""
+    """Yield what the jobs of the run themselves wait for, with one clause for all jobs that wait for the same."""
     grouped: dict[tuple[str, str], list[Job]] = {}
     clauses: dict[tuple[str, str], Clause] = {}
     for job in context.jobs.values():
         if job.state == core_job.PENDING or job.state in core_job.TERMINAL:
             continue
-        for clause in own_waits(context, job):
+        for clause in waits_without_jobs(context, job):
             if clause.code != POSITION:
                 key = (clause.code, clause.text)
                 grouped.setdefault(key, []).append(job)
@@ -368,14 +383,22 @@ def _waits_of_jobs(context: ExplainContext) -> Iterator[SubjectClause]:
     for key in keys[:MAX_REASONS]:
         jobs, clause = grouped[key], clauses[key]
         if len(jobs) > 1:
-            others = listed([job.spec.name for job in jobs[1:]])
-            clause = clause.add_advice(f"The same applies to {others}.")
+            other_names = listed([job.spec.name for job in jobs[1:]])
+            clause = clause.add_advice(f"The same applies to {other_names}.")
         yield f"Job {one_line(jobs[0].spec.name)}", clause
-    omitted = sum(len(grouped[key]) for key in keys[MAX_REASONS:])
-    if omitted:
-        verb = "waits" if omitted == 1 else "wait"
+    omitted_count = sum(len(grouped[key]) for key in keys[MAX_REASONS:])
+    if omitted_count:
+        verb = "waits" if omitted_count == 1 else "wait"
         about = context.run.id if context.run else ""
-        yield count(omitted, "more job"), Clause("more", f"{verb}; explain a job to see why", about)
+        yield count(omitted_count, "more job"), Clause("more", f"{verb}; explain a job to see why", about)
 
 
-__all__ = ["attempt_waits", "is_running", "job_waits", "own_waits", "root_clause", "run_waits", "running_clause"]
+__all__ = [
+    "attempt_waits",
+    "is_running",
+    "job_waits",
+    "root_clause",
+    "run_waits",
+    "running_clause",
+    "waits_without_jobs",
+]

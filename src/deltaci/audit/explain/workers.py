@@ -25,10 +25,10 @@ NEEDS_ACTION: Final = frozenset({NO_WORKER, NO_FITTING_WORKER, UNRESPONSIVE, LEA
 
 
 def worker_clause(context: ExplainContext, attempt: Attempt) -> Clause:
-    """Return why no worker has claimed the attempt.
+    """Return the clause that says why no worker has claimed the queued attempt.
 
-    The answer depends on the required labels only and is cached for them. It differs if a free worker has lost this
-    attempt before and leaves it to others.
+    It depends only on the required labels and is cached for them, except if a free worker lost this attempt before and
+    leaves it to others.
     """
     queue_key, is_plain = attempt.queue_key, not attempt.job_id
     clause = context.worker_clauses.get((queue_key, is_plain))
@@ -43,30 +43,33 @@ def _clause_for_labels(context: ExplainContext, queue_key: str, *, is_plain: boo
     required = required_labels(queue_key)
     registered = context.workers
     matching = [worker for worker, labels in registered if required <= labels]
-    needed = f"a worker{_with_labels(sorted(required))}"
+    needed_worker = f"a worker{_with_labels(sorted(required))}"
     if is_plain and not matching:
         # Workers of the plain queue need not register, so the absence of a registered one says nothing.
-        return Clause(CLAIMABLE, f"waits until {needed} asks the queue for work", "")
+        return Clause(CLAIMABLE, f"waits until {needed_worker} asks the queue for work", "")
     if not registered:
-        return Clause(NO_WORKER, f"waits for {needed}: no worker is registered", "", None, _start_advice(required))
+        return Clause(
+            NO_WORKER, f"waits for {needed_worker}: no worker is registered", "", None, _start_advice(required)
+        )
     if not matching:
-        return _missing_labels(registered, required, needed)
+        return _missing_labels_clause(registered, required, needed_worker)
     responsive = [worker for worker in matching if worker.state != core_worker.UNRESPONSIVE]
     on_hold = [worker for worker in responsive if worker.hold and not worker.shutdown_reason]
     available = [worker for worker in responsive if not worker.hold and not worker.shutdown_reason]
     if not responsive:
-        text = f"waits for {needed}: {_share(matching, matching)} stopped answering"
+        text = f"waits for {needed_worker}: {_share_of_matching(matching, matching)} stopped answering"
         advice = "Check the workers that do not answer, or start another worker."
         return Clause(UNRESPONSIVE, text, matching[0].id, None, advice)
     if not available and on_hold:
-        return _on_hold(on_hold, len(matching), needed)
+        return _on_hold_clause(on_hold, len(matching), needed_worker)
     if not available:
-        others = ", and the rest stopped answering" if len(responsive) < len(matching) else ""
-        text = f"waits for {needed}: {_share(responsive, matching)} will shut down and take no new work{others}"
+        other_text = ", and the rest stopped answering" if len(responsive) < len(matching) else ""
+        text = f"waits for {needed_worker}: {_share_of_matching(responsive, matching)}"
+        text += f" will shut down and take no new work{other_text}"
         return Clause(LEAVING, text, responsive[0].id, None, _start_advice(required))
     free = [worker for worker in available if _has_free_slot(worker)]
     if not free:
-        return _busy(context, available, len(matching), needed, is_any_on_hold=bool(on_hold))
+        return _busy_clause(context, available, len(matching), needed_worker, is_any_on_hold=bool(on_hold))
     return Clause(CLAIMABLE, _claimable_text(free), free[0].id)
 
 
@@ -80,39 +83,44 @@ def _has_free_slot(worker: Worker) -> bool:
 
 
 def _left_to_others(context: ExplainContext, attempt: Attempt) -> Clause | None:
-    """Return a clause if a free worker has lost the attempt before and leaves it to another one, which may be busy."""
+    """Return the clause for an attempt that a free worker leaves to other workers because it lost the attempt before.
+
+    Return None if that is not the case. The other workers may be busy.
+    """
     required = required_labels(attempt.queue_key)
     available = [
         worker for worker, labels in context.workers if required <= labels and core_worker.accepts_work(worker)
     ]
-    losers = [worker.id for worker in available if avoids(attempt, worker.id) and _has_free_slot(worker)]
-    others = [worker for worker in available if not avoids(attempt, worker.id)]
-    if not losers or not others:
+    avoided_ids = [worker.id for worker in available if avoids(attempt, worker.id) and _has_free_slot(worker)]
+    other_workers = [worker for worker in available if not avoids(attempt, worker.id)]
+    if not avoided_ids or not other_workers:
         return None
-    lost = f"{listed(losers)} lost it before and {'leaves' if len(losers) == 1 else 'leave'} it to other workers"
-    free = [worker for worker in others if _has_free_slot(worker)]
-    if not free:
-        needed = f"a worker{_with_labels(sorted(required))}"
-        busy = _busy(context, others, len(others), needed, is_any_on_hold=False)
-        return Clause(BUSY, f"{busy.text}; {lost}", others[0].id, None, busy.advice)
-    return Clause(CLAIMABLE, f"{_claimable_text(free)}; {lost}", free[0].id)
+    avoided_text = (
+        f"{listed(avoided_ids)} lost it before and {'leaves' if len(avoided_ids) == 1 else 'leave'} it to other workers"
+    )
+    free_workers = [worker for worker in other_workers if _has_free_slot(worker)]
+    if not free_workers:
+        needed_worker = f"a worker{_with_labels(sorted(required))}"
+        busy_clause = _busy_clause(context, other_workers, len(other_workers), needed_worker, is_any_on_hold=False)
+        return Clause(BUSY, f"{busy_clause.text}; {avoided_text}", other_workers[0].id, None, busy_clause.advice)
+    return Clause(CLAIMABLE, f"{_claimable_text(free_workers)}; {avoided_text}", free_workers[0].id)
 
 
-def _on_hold(on_hold: Sequence[Worker], matching_count: int, needed: str) -> Clause:
-    """Return the clause for matching workers that are online, but drained or quarantined."""
+def _on_hold_clause(on_hold: Sequence[Worker], matching_count: int, needed_worker: str) -> Clause:
+    """Return the clause for an attempt whose matching workers answer, but are drained or quarantined."""
     text = "; ".join(
         f"worker {one_line(worker.id)} matches, but {describe_hold(worker)}" for worker in on_hold[:MAX_LISTED]
     )
     if len(on_hold) > MAX_LISTED:
-        more = len(on_hold) - MAX_LISTED
-        text += f"; {more} more {'is' if more == 1 else 'are'} on hold"
-    others = "" if len(on_hold) == matching_count else ", and the rest stopped answering or will shut down"
+        unlisted_count = len(on_hold) - MAX_LISTED
+        text += f"; {unlisted_count} more {'is' if unlisted_count == 1 else 'are'} on hold"
+    other_text = "" if len(on_hold) == matching_count else ", and the rest stopped answering or will shut down"
     advice = f"`deltaci workers resume {one_line(on_hold[0].id)}` lets it take work again."
-    return Clause(ON_HOLD, f"waits for {needed}: {text}{others}", on_hold[0].id, None, advice)
+    return Clause(ON_HOLD, f"waits for {needed_worker}: {text}{other_text}", on_hold[0].id, None, advice)
 
 
 def describe_hold(worker: Worker) -> str:
-    """Return that a worker is drained or quarantined, since when and why."""
+    """Return the end of a sentence that says that the worker is drained or quarantined, since when and why."""
     since = f"since {moment(worker.held_at)}"
     if worker.hold == core_worker.DRAINED:
         return f"is drained {since}{colon_quote(worker.hold_reason)}"
@@ -124,7 +132,9 @@ def describe_hold(worker: Worker) -> str:
     return f"is quarantined {since}{colon_quote(worker.hold_reason)}"
 
 
-def _missing_labels(registered: Sequence[tuple[Worker, set[str]]], required: set[str], needed: str) -> Clause:
+def _missing_labels_clause(
+    registered: Sequence[tuple[Worker, set[str]]], required: set[str], needed_worker: str
+) -> Clause:
     closest, labels = min(registered, key=lambda pair: len(required - pair[1]))
     missing = sorted(required - labels)
     if len(registered) == 1:
@@ -134,24 +144,29 @@ def _missing_labels(registered: Sequence[tuple[Worker, set[str]]], required: set
     else:
         text = f"none of the {len(registered)} workers has all of them; the closest, {one_line(closest.id)},"
         text += f" lacks {listed(missing, 8)}"
-    return Clause(NO_FITTING_WORKER, f"waits for {needed}: {text}", closest.id, None, _start_advice(required))
+    return Clause(NO_FITTING_WORKER, f"waits for {needed_worker}: {text}", closest.id, None, _start_advice(required))
 
 
-def _busy(
-    context: ExplainContext, available: Sequence[Worker], matching_count: int, needed: str, *, is_any_on_hold: bool
+def _busy_clause(
+    context: ExplainContext,
+    available: Sequence[Worker],
+    matching_count: int,
+    needed_worker: str,
+    *,
+    is_any_on_hold: bool,
 ) -> Clause:
-    work = [f"{one_line(worker.id)} with {listed(worker.tasks, 2)}" for worker in available[:MAX_LISTED]]
+    worker_texts = [f"{one_line(worker.id)} with {listed(worker.tasks, 2)}" for worker in available[:MAX_LISTED]]
     if len(available) > MAX_LISTED:
-        work.append(f"{len(available) - MAX_LISTED} more with other work")
+        worker_texts.append(f"{len(available) - MAX_LISTED} more with other work")
     is_all = len(available) == matching_count
-    subject = _all(len(available)) if is_all else f"{len(available)} of the {matching_count} matching workers"
+    subject = _all_matching(len(available)) if is_all else f"{len(available)} of the {matching_count} matching workers"
     verb = "is" if len(available) in (1, matching_count) else "are"
     unavailable = (
         "stopped answering, is on hold or will shut down" if is_any_on_hold else "stopped answering or will shut down"
     )
-    others = "" if is_all else f", and the rest {unavailable}"
-    details = "" if context.is_brief else f" ({'; '.join(work)})"
-    text = f"waits for {needed}: {subject} {verb} busy{details}{others}"
+    other_text = "" if is_all else f", and the rest {unavailable}"
+    task_text = "" if context.is_brief else f" ({'; '.join(worker_texts)})"
+    text = f"waits for {needed_worker}: {subject} {verb} busy{task_text}{other_text}"
     return Clause(BUSY, text, available[0].id, None, "It is claimed when a slot becomes free.")
 
 
@@ -168,11 +183,11 @@ def _start_advice(required: set[str]) -> str:
     return f"Start one with `deltaci runner --labels {labels}`, or change the labels that the job requires."
 
 
-def _all(number: int) -> str:
+def _all_matching(number: int) -> str:
     return "the only matching worker" if number == 1 else f"each of the {number} matching workers"
 
 
-def _share(workers: Sequence[Worker], matching: Sequence[Worker]) -> str:
+def _share_of_matching(workers: Sequence[Worker], matching: Sequence[Worker]) -> str:
     is_all = len(workers) == len(matching)
-    subject = _all(len(workers)) if is_all else f"{len(workers)} of the {len(matching)} matching workers"
+    subject = _all_matching(len(workers)) if is_all else f"{len(workers)} of the {len(matching)} matching workers"
     return f"{subject} ({listed([worker.id for worker in workers])})"

@@ -27,5 +27,5 @@ VIEWS: Final[tuple[View, ...]] = (
 
 
 def views_of(entity: str) -> tuple[View, ...]:
-    """Return the views that show this kind of record."""
+    """Return the views, of all documents, that show this kind of record."""
     return tuple(view for view in VIEWS if view.entity == entity)

@@ -23,12 +23,15 @@ LEASE_WORDS: Final = {
 
 
 def canonical_lines(events: Iterable[Event]) -> Iterator[bytes]:
-    """Yield the lines of the canonical log, without line ends."""
+    """Yield each line of the canonical log as JSON, without a newline."""
     return map(to_json_line, with_lease_events(events))
 
 
 def with_lease_events(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield each event with its times formatted, followed by an event for the change of its lease, if it has one."""
+    """Yield each event with its times as RFC 3339 text.
+
+    If an event of an attempt changed its lease, an event for the lease follows.
+    """
     for event in events:
         lease_change = event.metadata.get("lease")
         yield _with_formatted_times(event)

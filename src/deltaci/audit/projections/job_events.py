@@ -15,7 +15,7 @@ from deltaci.core.status.queue import JOB_VIEW
 from deltaci.core.status.view import Change
 
 
-class _Job:
+class _JobState:
     __slots__ = ("attempt", "rev", "status")
 
     def __init__(self) -> None:
@@ -25,19 +25,19 @@ class _Job:
 
 
 class JobEventsExporter:
-    """Converts the events of a log in order. Keeps state only for jobs that have not ended."""
+    """Converts the events of a log, in order, to `JobEvent`s. Keeps state only for jobs that have not ended."""
 
     def __init__(self) -> None:
-        self._live: dict[str, _Job] = {}
+        self._live: dict[str, _JobState] = {}
 
     def export(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
-        """Yield the `JobEvent`s of the next events of the log."""
+        """Yield the `JobEvent`s for these events, which must follow those of the previous call in the log."""
         for event in events:
             if event.entity == ATTEMPT:
                 yield from self._export(event)
 
     def _export(self, event: Event) -> Iterator[dict[str, Any]]:
-        job = self._live.setdefault(event.entity_id, _Job())
+        job = self._live.setdefault(event.entity_id, _JobState())
         change = Change(event.from_, event.to, event.trigger, event.actor)
         steps, job.status = JOB_VIEW.project_change(job.status, change)
         for step in steps:
@@ -61,5 +61,5 @@ class JobEventsExporter:
 
 
 def job_events(events: Iterable[Event]) -> Iterator[dict[str, Any]]:
-    """Yield every `JobEvent` of a whole log."""
+    """Yield the `JobEvent`s for the events of a whole log."""
     return JobEventsExporter().export(events)

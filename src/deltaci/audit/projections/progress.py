@@ -11,7 +11,10 @@ from deltaci.core.status.workstreams import task_state
 
 
 class Progress(NamedTuple):
-    """Task counts by state, names of running and of waiting tasks, and the failed task to show."""
+    """The progress of a workstream: task counts by state, and the names of running and of waiting tasks.
+
+    `failed` is the failed task to show first, if any.
+    """
 
     counts: dict[str, int]
     under_way: list[str]
@@ -20,7 +23,10 @@ class Progress(NamedTuple):
 
 
 def progress(jobs: Sequence[Job]) -> Progress:
-    """Return the progress of a workstream's jobs, in the order of the plan. A failed critical task is shown first."""
+    """Return the progress of a workstream's jobs, given in the order of the plan.
+
+    A critical failed task is shown first.
+    """
     states = [(job, task_state(job)) for job in jobs]
     failed = [job for job, state in states if state == "failed"]
     return Progress(

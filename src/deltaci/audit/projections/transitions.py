@@ -39,7 +39,10 @@ _CREATION_KEYS: Final = ("kind", "needs", "is_required", "max_attempts")
 
 
 class EntityState(msgspec.Struct, array_like=True):
-    """The state of one job, run or worker that is needed to export its later events. Stored in snapshots."""
+    """What the exporter must remember of one job, run or worker to export its later events.
+
+    It is part of stored snapshots. `state` is the state in document 003.
+    """
 
     state: str | None = None
     properties: dict[str, Any] = {}
@@ -49,16 +52,20 @@ class EntityState(msgspec.Struct, array_like=True):
 
 
 class ExporterState(msgspec.Struct):
-    """The whole state of an exporter after some event. Stored in snapshots: a new exporter continues from it."""
+    """The state of an exporter after some event, from which a new exporter can continue.
+
+    Stored in snapshots.
+    """
 
     last_at: int = msgspec.field(default=0, name="now")
     live: dict[str, EntityState] = {}
 
 
 class TransitionsExporter:
-    """Converts the events of a log in order. Keeps state only for entities that have not ended.
+    """Converts the events of a log, in order, to transitions of document 003.
 
-    Servers that write concurrently may commit slightly out of order, but the timestamps in the file never go back.
+    Keeps state only for entities that have not ended. Servers that write concurrently may commit slightly out of order,
+    but the timestamps in the file never go back.
     """
 
     def __init__(self, state: ExporterState | None = None) -> None:
@@ -67,11 +74,11 @@ class TransitionsExporter:
 
     @property
     def state(self) -> ExporterState:
-        """The current state. It shares memory with the exporter: encode it before exporting the next event."""
+        """The current state of the exporter, not a copy: encode it before exporting the next event."""
         return ExporterState(self._last_at, self._live)
 
     def export(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
-        """Yield the transitions of the next events of the log."""
+        """Yield the transitions for these events, which must follow those of the previous call in the log."""
         for event in events:
             self._last_at = max(self._last_at, event.at)
             if event.entity in _VIEWS:
@@ -99,7 +106,10 @@ class TransitionsExporter:
             self._forget(event, entity)
 
     def _forget(self, event: Event, entity: EntityState) -> None:
-        """Drop an entity that has ended. A task is kept until its run ends, because other tasks may need it."""
+        """Drop an entity that has ended, and the ended tasks of a run with it.
+
+        A task is kept until its run ends, because other tasks may need it.
+        """
         if event.entity == JOB and event.run_id in self._live:
             return
         del self._live[event.entity_id]
@@ -152,7 +162,7 @@ class TransitionsExporter:
         }
 
     def _must_complete(self, id: str) -> bool:
-        """Return True for a need that document 003 knows and requires to be completed: a required task."""
+        """Return whether the job with this id is a required task. The export names only such needs as dependencies."""
         properties = self._live[id].properties
         return bool(properties["kind"] == core_job.TASK and properties["is_required"])
 

@@ -20,7 +20,7 @@ from deltaci.core.status.view import LEFT_OUT, Change, Edge, Extension, Step, Vi
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """The views of one document."""
+    """The views of one document, at most one for each kind of record. `document` is its number."""
 
     name: str
     document: str
@@ -33,7 +33,11 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 class ProjectedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A step in the document's vocabulary. `rule` allows it; if it is an extension, `why` has the reason instead."""
+    """A transition in the document's vocabulary, and the event from which it is derived.
+
+    `rule` is the document's rule that allows it. If it is an extension of the document, `rule` is empty and `why` has
+    the reason.
+    """
 
     event: Event
     kind: str
@@ -61,19 +65,22 @@ VOCABULARIES: Final = {
 
 
 def kind_of(view: View) -> str:
-    """Return the document's name for the view's kind of record, such as `step` for a job."""
+    """Return the document's name for the kind of record that the view shows, such as `step` for a job."""
     return view.name.rpartition(" ")[2]
 
 
 class VocabularyProjector:
-    """Converts a log from its first event on: the state of a record in a view depends on its earlier events."""
+    """Converts the events of a log to the steps of one vocabulary.
+
+    It must get the log from its first event on: the state of a record in a view depends on its earlier events.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._views = {view.entity: view for view in vocabulary.views}
         self._state_by_entity: dict[str, str | None] = {}
 
     def project(self, events: Iterable[Event]) -> Iterator[ProjectedStep]:
-        """Yield the steps of the next events of the log."""
+        """Yield the steps for these events, which must follow those of the previous call in the log."""
         for event in with_lease_events(events):
             if not self._views:
                 yield _canonical_step(event)
@@ -82,7 +89,7 @@ class VocabularyProjector:
 
 
 def project_log(vocabulary: Vocabulary, events: Iterable[Event]) -> Iterator[ProjectedStep]:
-    """Yield the steps of a whole log."""
+    """Yield the steps for the events of a whole log."""
     return VocabularyProjector(vocabulary).project(events)
 
 
@@ -129,7 +136,7 @@ def _project(view: View, event: Event, state_by_entity: dict[str, str | None]) -
 
 
 def _trigger(view: View, step: Step) -> str:
-    """Return the step's trigger. Document 003 has its own triggers for workstreams."""
+    """Return the trigger that the document gives to the step. Document 003 has its own triggers for workstreams."""
     if view is not workstreams.WORKSTREAM_VIEW or step.source is None:
         return step.trigger
     return workstreams.WORKSTREAM_TRIGGERS[step.source, step.target]

@@ -25,7 +25,7 @@ MIN_EVENT_BYTES: Final = 64  # No event is shorter, so only a shorter line can b
 
 
 class Verifier(Protocol):
-    """Verifies one log in one format: call `feed` for each line, then `end`."""
+    """Verifies one log in one format: call `feed` with each line and its number, then `end`."""
 
     report: Report
 
@@ -34,7 +34,7 @@ class Verifier(Protocol):
 
 
 class NotAnEventLogError(Exception):
-    """The input is empty or in none of the known formats."""
+    """Raised if the input is empty or in none of the known formats."""
 
 
 FORMATS: Final[dict[str, Callable[[], Verifier]]] = {
@@ -60,25 +60,26 @@ def detect(raw: bytes) -> str:
 
 
 def verify(lines: Iterable[bytes], format: str = "", progress: Callable[[int], None] | None = None) -> Report:
-    """Verify a whole log and return the report. Blank lines are skipped, but count for line numbers.
+    """Verify a whole log and return the report. The format is detected unless it is given.
 
-    `progress` is called with the line number every 8192 lines.
+    Blank lines are skipped, but count for line numbers. `progress` is called with the line number about every 8192
+    lines.
     """
     verifier: Verifier | None = FORMATS[format]() if format else None
     feed = verifier.feed if verifier else None
-    read = 0
+    event_count = 0
     for number, raw in enumerate(lines, 1):
         if len(raw) < MIN_EVENT_BYTES and not raw.strip():
             continue
         if feed is None:
             verifier = FORMATS[detect(raw)]()
             feed = verifier.feed
-        read += 1
+        event_count += 1
         feed(number, raw)
         if progress is not None and not number & PROGRESS_MASK:
             progress(number)
     if verifier is None:
         raise NotAnEventLogError("the log is empty; expected at least one event")
     report = verifier.end()
-    report.lines = read
+    report.lines = event_count
     return report

@@ -1,4 +1,4 @@
-"""Checks of approval gates: who may decide one, how many people must, and that each is counted once."""
+"""Check approval gates: who may approve or reject one, how many people must, and that each is counted once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_created(verifier: CanonicalVerifier, job: TrackedJob, metadata: JobMetadata) -> None:
-    """A gate's settings are consistent, and a task has none."""
+    """Report a new gate whose requirements are inconsistent, or a task that has any; store them in the tracked job."""
     job.is_plain_gate = (metadata.role, metadata.approvers, metadata.not_by_starter) == (None, None, None)
     if job.is_task and not job.is_plain_gate:
         verifier.flag("MOD-G1", f"task {job.id} has the settings of a gate", "a gate for an approval only")
@@ -34,7 +34,11 @@ def check_created(verifier: CanonicalVerifier, job: TrackedJob, metadata: JobMet
 
 
 def check_decision(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
-    """A gate is decided by people who may decide it, for the current plan, and the event lists the approvers so far."""
+    """Report an approval or rejection that is wrong.
+
+    It must come from a person who may decide and be about the current plan, and its event must list the approvers so
+    far.
+    """
     if event.from_ != core_job.WAITING_APPROVAL or event.to == core_job.CANCELED:
         return
     if job.is_task:
@@ -72,10 +76,10 @@ def _check_approval(verifier: CanonicalVerifier, job: TrackedJob, event: EventLi
             f"gate {job.id} is {event.to} with {approval_count} of {job.approvers} approvals",
             "SUCCEEDED exactly with the last one",
         )
-    counts = (None, None) if event.to == core_job.SUCCEEDED else (approval_count, job.approvers)
-    if (metadata.approvals, metadata.needed) != counts:
+    expected_counts = (None, None) if event.to == core_job.SUCCEEDED else (approval_count, job.approvers)
+    if (metadata.approvals, metadata.needed) != expected_counts:
         verifier.flag(
             "MOD-G2",
             f"gate {job.id} counts {metadata.approvals} of {metadata.needed} approvals",
-            f"{counts[0]} of {counts[1]}",
+            f"{expected_counts[0]} of {expected_counts[1]}",
         )

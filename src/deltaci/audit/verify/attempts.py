@@ -1,7 +1,7 @@
-"""Checks of the events of attempts, and of the lease changes that they carry.
+"""Check the events of attempts, and the lease changes that they carry.
 
-`CHECKS` maps an event's target state to the functions that check the event. `check_transaction` runs after the last
-event of a transaction.
+`CHECKS` maps an event's target state to the functions that check the event: they report violations and update the
+tracked attempt. `check_transaction` runs after the last event of a transaction.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _expected_lease_states(attempt: TrackedAttempt, event: EventLine) -> frozens
 def check_owner(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """Only the worker that holds the lease may change the attempt, and only before the lease expires."""
+    """Report a worker's event unless this worker holds the attempt's lease and the lease has not expired."""
     if actor_kind(event.actor) != RUNNER:
         return
     sender = event.actor.partition(":")[2]
@@ -90,7 +90,10 @@ def check_owner(
 def check_created(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """A new attempt has all required fields, the next index and a job that is QUEUED. Link it to the job."""
+    """Report a new attempt that lacks a required field, has a wrong index or id, or whose job is not QUEUED.
+
+    Link it to the job.
+    """
     if event.from_ != core_attempt.CREATED:
         return
     if (
@@ -144,7 +147,7 @@ def check_created(
 def check_request_id(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """A request id is applied once: a repeated request must not append another event."""
+    """Report a request id that was applied twice. A repeated request must not append another event."""
     if event.request_id:
         if any(
             request_id == event.request_id and trigger == event.trigger and at != event.at
@@ -161,7 +164,11 @@ def check_request_id(
 def check_claim(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """`claims` grows by one when a worker claims the attempt or the orchestrator takes it over, and only then."""
+    """Report an event whose `claims` is not one more than before.
+
+    It must grow by one when a worker claims the attempt or the orchestrator takes it over. Other events must not have
+    it.
+    """
     is_takeover = (
         (
             event.to == core_attempt.CANCEL_REQUESTED
@@ -187,7 +194,7 @@ def check_claim(
 def check_no_claim(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """An event that is not a claim carries no `claims`."""
+    """Report an event that has `claims`, although it is neither a claim nor a takeover."""
     if metadata.claims is not None:
         verifier.flag(
             "QUE-A3", f"attempt {attempt.id} has claims at {event.from_} → {event.to}", "claims only at a claim"
@@ -197,7 +204,10 @@ def check_no_claim(
 def check_lease(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """The lease change is a transition of the lease machine from the current state, and fits that of the attempt."""
+    """Report a missing lease change, or a change that does not fit the lease's state or the attempt's new state.
+
+    Then update the tracked lease.
+    """
     expected = _expected_lease_states(attempt, event)
     change = metadata.lease
     if change is None:
@@ -243,7 +253,10 @@ def check_lease(
 
 
 def _may_still_run(attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata) -> bool:
-    """Return True if the worker may run the job until the lease would have expired, as it may not know of the end."""
+    """Return whether the worker may be running the job until the lease would have expired.
+
+    It may not have learned that the lease has ended.
+    """
     is_lost = metadata.lost_leases is not None and metadata.lost_leases > attempt.lost_leases
     return event.to == core_attempt.TIMED_OUT or (
         is_lost and metadata.reason not in (core_attempt.NOT_ACCEPTED, core_attempt.LEASE_EXPIRED)
@@ -302,14 +315,14 @@ def _check_grant(verifier: CanonicalVerifier, attempt: TrackedAttempt, event: Ev
 
 
 def _check_group(verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, group: str) -> None:
-    """No other attempt of the group has a live lease, or lost one whose worker may still be running it."""
-    last = verifier.groups.get((attempt.tenant, group))
-    if last is not None and last is not attempt:
-        is_fenced = last.state == core_attempt.QUEUED and event.at < last.run_at
-        if last.lease_state in lease.LIVE or is_fenced:
+    """Report a grant while another attempt of the group has a live lease or may still be running on a lost worker."""
+    latest_holder = verifier.groups.get((attempt.tenant, group))
+    if latest_holder is not None and latest_holder is not attempt:
+        is_fenced = latest_holder.state == core_attempt.QUEUED and event.at < latest_holder.run_at
+        if latest_holder.lease_state in lease.LIVE or is_fenced:
             verifier.flag(
                 "MOD-D3",
-                f"attempt {attempt.id} is claimed while {last.id} holds group {group!r}",
+                f"attempt {attempt.id} is claimed while {latest_holder.id} holds group {group!r}",
                 "one attempt of a group at a time",
             )
     verifier.groups[attempt.tenant, group] = attempt
@@ -384,7 +397,7 @@ def _is_infra_failure(event: EventLine, metadata: AttemptMetadata) -> bool | Non
 def check_claimable(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """A claimed attempt is due and has not lost too many leases."""
+    """Report a claim of an attempt that is not due yet or has lost too many leases."""
     due = max(attempt.run_at, attempt.fence_until)
     if event.at < due:
         verifier.flag(
@@ -402,7 +415,7 @@ def check_claimable(
 def record_start(
     _verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """Start the attempt's timeout when it begins to run."""
+    """Record when the attempt began to run, which starts its timeout."""
     if event.from_ == core_attempt.STARTING:
         attempt.started_at = event.at
 
@@ -410,7 +423,7 @@ def record_start(
 def check_stale(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """A lost lease is counted and has the reason that fits the lease's new state."""
+    """Report a lost lease that is not counted, or whose reason does not fit the new state of the lease."""
     allowed_counts = {attempt.lost_leases + 1} | (
         {attempt.lost_leases} if metadata.reason not in core_attempt.DETECTED_LOST else set()
     )
@@ -435,7 +448,7 @@ def check_stale(
 def check_requeued(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """A requeued attempt has not lost too many leases, and may not start while its last worker may still run it."""
+    """Report a requeue after too many lost leases, or before the fence of the last lease has passed."""
     if event.from_ != core_attempt.STALE:
         return
     if attempt.lost_leases > attempt.max_lost_leases:
@@ -457,7 +470,7 @@ def check_requeued(
 def check_finished(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """A success has exit code 0, a failure an error with the code that fits the transition."""
+    """Report a success with another exit code than 0, and a failure without an error or with the wrong error code."""
     if event.to == core_attempt.SUCCEEDED:
         if metadata.exit_code != 0 or metadata.error is not None:
             verifier.flag(
@@ -498,7 +511,7 @@ def check_finished(
 def check_verdict(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """Only a successful attempt has a verdict; without a job the verdict must have passed."""
+    """Report a verdict of an attempt that did not succeed, and a failed verdict of a success without a job."""
     attempt.verdict = metadata.verdict
     if metadata.verdict is not None and event.to != core_attempt.SUCCEEDED:
         verifier.flag("WST-TA3", f"attempt {attempt.id} is {event.to} with a verdict", "a verdict with SUCCEEDED only")
@@ -509,7 +522,7 @@ def check_verdict(
 def check_cancel_request(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """A cancel request has a reason and a deadline in the future."""
+    """Report a cancel request without a reason or without a deadline in the future."""
     if event.from_ == core_attempt.CANCEL_REQUESTED:
         return
     if not metadata.reason or metadata.cancel_by is None or metadata.cancel_by < event.at:
@@ -520,7 +533,10 @@ def check_cancel_request(
 def check_canceled(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """The worker acknowledges a cancellation, or it is forced after the deadline or for lack of a live lease."""
+    """Report a cancellation for another reason than was requested, and a forced cancellation that is too early.
+
+    It may be forced after the deadline, or if the lease was not accepted in time or is not live.
+    """
     if metadata.reason != attempt.cancel_reason:
         verifier.flag(
             "ORC-A10", f"attempt {attempt.id} is cancelled for {metadata.reason!r}", repr(attempt.cancel_reason)
@@ -571,7 +587,10 @@ _JOB_STATES: Final = {
 
 
 def check_transaction(verifier: CanonicalVerifier, attempt: TrackedAttempt) -> None:
-    """At the end of a transaction: a lost attempt is requeued or failed, and the job's state fits the attempt's."""
+    """At the end of a transaction, report an attempt that must not stay in its state.
+
+    A lost attempt must be requeued or failed, and the state of the job must fit that of the attempt.
+    """
     if attempt.state == core_attempt.STALE and attempt.stale_reason in core_attempt.REQUEUED_IMMEDIATELY:
         verifier.flag(
             "ORC-A7",

@@ -78,13 +78,16 @@ Problem = tuple[str, str, str]  # The rule, what the log says, and what would be
 
 
 def legal_targets(entity: str, source: str | None) -> str:
-    """Return the transitions that are legal from a state, as text for a message."""
+    """Return the transitions that are allowed from a state, as text for a message."""
     transitions = [f"{to} by {trigger}" for (name, from_, to, trigger) in LEGAL if (name, from_) == (entity, source)]
     return ", ".join(transitions) or "nothing: the state is terminal"
 
 
 def _step_problems(event: EventLine, actor: str) -> list[Problem]:
-    """Check the transition, the actor and the severity, independently of the entity's earlier events."""
+    """Return the problems of the event's transition, actor and severity.
+
+    The entity's earlier events are not considered.
+    """
     kind, step = event.entity, f"{event.from_} → {event.to}"
     allowed_by = LEGAL.get((kind, event.from_, event.to, event.trigger))
     if allowed_by is None:
@@ -99,7 +102,11 @@ def _step_problems(event: EventLine, actor: str) -> list[Problem]:
 
 
 class CanonicalVerifier:
-    """Verifies one canonical log. The check functions read `live` and `groups` and call `flag` and `touch`."""
+    """Verifies one canonical log, line by line.
+
+    The check functions of the other modules read `live` (the tracked entities) and `groups`, and call `flag` and
+    `touch`.
+    """
 
     def __init__(self) -> None:
         self.report = Report("canonical events")
@@ -112,11 +119,11 @@ class CanonicalVerifier:
         self._step_cache: dict[tuple[Any, ...], tuple[tuple[str | None, ...], tuple[Problem, ...]]] = {}
 
     def flag(self, rule: str, problem: str, legal: str) -> None:
-        """Report that the current line breaks a rule."""
+        """Report that the current line breaks a rule, with the problem and the legal alternative as text."""
         self.report.add(self.line_number, rule, problem, legal)
 
     def feed(self, number: int, raw: bytes) -> None:
-        """Verify one line."""
+        """Verify one line: on its own, against its entity, through every view and against related entities."""
         self.line_number = number
         try:
             event = _decode(raw)
@@ -153,14 +160,17 @@ class CanonicalVerifier:
         self._apply(entity, event)
 
     def end(self) -> Report:
-        """Check the last transaction of every scope and return the report."""
+        """Check the unfinished transaction of each scope and return the report."""
         self._flag_missing_lease_event()
         for scope in {id(entity.scope): entity.scope for entity in self.live.values()}.values():
             self._close_transaction(scope)
         return self.report
 
     def _create(self, event: EntityEventLine) -> TrackedEntity | None:
-        """Start to track an entity at its first event. Report an event that cannot be the first, and return None."""
+        """Begin to track the entity of a first event, and return it.
+
+        Report an event that cannot be the first of its entity, and return None.
+        """
         self.report.entities += 1
         initial = core_attempt.CREATED if event.entity == ATTEMPT else None
         if event.from_ != initial or event.rev != 1 or event.entity_id in self.recent:
@@ -176,6 +186,7 @@ class CanonicalVerifier:
         return entity
 
     def _build(self, event: EntityEventLine) -> TrackedEntity | None:
+        """Return a tracked entity for its first event; report one whose run or job is unknown, and return None."""
         if event.entity == RUN:
             return TrackedRun(event.entity_id, event.tenant, event.run_id, TransactionScope())
         if event.entity == WORKER:
@@ -207,9 +218,10 @@ class CanonicalVerifier:
         return TrackedAttempt(event.entity_id, event.tenant, event.run_id, run.scope, job=job)
 
     def touch(self, entity: TrackedEntity, event: EventLine) -> None:
-        """Add the entity to the scope's current transaction, after closing the last one if the event has another time.
+        """Add the entity to the transaction in progress of its scope.
 
-        Servers that write concurrently may commit slightly out of order, so time must be monotonic only per entity.
+        If the event has another time than that transaction, check and close the transaction first. Servers that write
+        concurrently may commit slightly out of order, so time must be monotonic only per entity.
         """
         scope = entity.scope
         if event.at != scope.at:
@@ -219,7 +231,7 @@ class CanonicalVerifier:
         scope.touched[entity.id] = entity
 
     def _check_continuity(self, entity: TrackedEntity, event: EventLine) -> None:
-        """Report each field in which the event does not continue the entity's last event."""
+        """Report each of rev, state, tenant, time and run that does not follow from the entity's last event."""
         kind = event.entity
         if event.rev != entity.rev + 1:
             self.flag("MOD-10", f"{kind} {entity.id} has rev {event.rev} after {entity.rev}", f"rev {entity.rev + 1}")
@@ -238,7 +250,10 @@ class CanonicalVerifier:
             self.flag("MOD-E1", f"{kind} {entity.id} moved from run {entity.run_id!r} to {event.run_id!r}", "its run")
 
     def _check_step(self, entity: TrackedEntity, event: EventLine) -> None:
-        """Check the step on its own and through every view. Logs repeat few distinct steps, so results are cached."""
+        """Report the problems of the event's transition, on its own and in every view.
+
+        Update the entity's state in each view. Logs repeat few distinct steps, so results are cached.
+        """
         actor = actor_kind(event.actor)
         key = (event.entity, entity.state_per_view, event.from_, event.to, event.trigger, actor, event.severity)
         cached = self._step_cache.get(key)
@@ -252,7 +267,7 @@ class CanonicalVerifier:
     def _project(
         self, event: EventLine, state_per_view: tuple[str | None, ...]
     ) -> tuple[tuple[str | None, ...], list[Problem]]:
-        """Return the state in each view after the event, and the steps that a document does not allow."""
+        """Return the entity's state in each view after the event, and the steps that a document does not allow."""
         change = Change(event.from_, event.to, event.trigger, event.actor)
         new_states: list[str | None] = []
         problems: list[Problem] = []
@@ -272,7 +287,10 @@ class CanonicalVerifier:
         return tuple(new_states), problems
 
     def _apply(self, entity: TrackedEntity, event: EntityEventLine) -> None:
-        """Move the entity to the event's state, legal or not, so that one mistake is reported once."""
+        """Change the tracked entity to the event's state, and drop it if it has ended.
+
+        An illegal state is taken over as well, so that one mistake is reported once.
+        """
         old_state = entity.state
         entity.state, entity.rev, entity.at = event.to, event.rev, event.at
         if isinstance(entity, TrackedRun):
@@ -330,7 +348,7 @@ class CanonicalVerifier:
         self.recent.add(entity.id)
 
     def _check_lease_event(self, event: LeaseEventLine) -> None:
-        """A lease's line follows its attempt's line immediately and has the same content."""
+        """Report a lease's line that does not follow its attempt's line immediately or has another content."""
         pending, self._pending_lease = self._pending_lease, None
         if pending is None:
             self.flag(
@@ -360,6 +378,7 @@ class CanonicalVerifier:
         self.flag("MOD-E3", problem, legal)
 
     def _flag_missing_lease_event(self) -> None:
+        """Report an attempt's event that changed its lease without a line for the lease after it."""
         if self._pending_lease is not None:
             cause, _ = self._pending_lease
             self._pending_lease = None

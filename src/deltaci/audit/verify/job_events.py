@@ -46,7 +46,7 @@ _decode = msgspec.json.Decoder(_EventLine).decode
 
 
 class JobEventsVerifier:
-    """Verifies one log of job events."""
+    """Verifies one log of job events, line by line."""
 
     def __init__(self) -> None:
         self.report = Report("job events (document 004)")
@@ -55,11 +55,11 @@ class JobEventsVerifier:
         self.line_number = 0
 
     def flag(self, rule: str, problem: str, legal: str) -> None:
-        """Report that the current line breaks a rule."""
+        """Report that the current line breaks a rule, with the problem and the legal alternative as text."""
         self.report.add(self.line_number, rule, problem, legal)
 
     def feed(self, number: int, raw: bytes) -> None:
-        """Verify one event."""
+        """Verify one line."""
         self.line_number = number
         try:
             event = _decode(raw)

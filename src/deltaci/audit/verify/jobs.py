@@ -1,7 +1,7 @@
-"""Checks of the events of jobs: dependencies, attempts, retries, validation and cancellation.
+"""Check the events of jobs: dependencies, attempts, retries, validation and cancellation.
 
-`CHECKS` maps an event's target state to the functions that check the event. `check_transaction` runs after the last
-event of a transaction.
+`CHECKS` maps an event's target state to the functions that check the event: they report violations and update the
+tracked job. `check_transaction` runs after the last event of a transaction.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def is_satisfied(job: TrackedJob) -> bool:
-    """Return True if the jobs that need this one may start: it succeeded, or failed and is allowed to."""
+    """Return whether the jobs that need this one may start: it succeeded, or it failed and its failure is allowed."""
     return job.state == core_job.SUCCEEDED or (job.state == core_job.FAILED and not job.is_required)
 
 
 def is_unsatisfiable(job: TrackedJob) -> bool:
-    """Return True if the jobs that need this one can never start."""
+    """Return whether the jobs that need this one can never start."""
     return job.state in (core_job.FAILED, core_job.CANCELED) and not is_satisfied(job)
 
 
 def ends_family(job: TrackedJob) -> bool:
-    """Return True if this job's failure cancels the rest of its family."""
+    """Return whether this job failed and that cancels the other jobs of its family."""
     return job.is_family_fail_fast and job.is_required and job.state == core_job.FAILED
 
 
 def update_counters(job: TrackedJob, old_state: str | None) -> None:
-    """Update the run's counters and the dependent jobs' unmet counts after the state has changed from `old_state`."""
+    """Update the run's counters and the waiting jobs' `unmet_count` after a change of the job from `old_state`."""
     new_state, run = job.state or "", job.run
     if new_state == old_state:
         return
@@ -57,7 +57,10 @@ def update_counters(job: TrackedJob, old_state: str | None) -> None:
 
 
 def check_created(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
-    """A job is created during planning with all required fields. Add it to its run."""
+    """Report a job that is created outside the planning of its run or lacks a required field.
+
+    Add the job to its run.
+    """
     if event.from_ is not None:
         return
     if metadata.kind is None or metadata.needs is None or metadata.is_required is None:
@@ -98,7 +101,10 @@ def check_created(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine
 
 
 def check_released(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
-    """A job leaves PENDING in a live run, when its needs are satisfied and the jobs it comes after have ended."""
+    """Report a job that leaves PENDING although its run is not live or it still waits for other jobs.
+
+    It waits until its needs are satisfied and the jobs in its `after` have ended.
+    """
     if event.from_ != core_job.PENDING:
         return
     if job.unmet_count:
@@ -127,7 +133,7 @@ def check_released(verifier: CanonicalVerifier, job: TrackedJob, event: EventLin
 
 
 def check_attempt_number(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
-    """Each execution is the next attempt, within max_attempts, and a retry not before its backoff has passed."""
+    """Report an attempt with a wrong index or beyond `max_attempts`, and a retry before its backoff has passed."""
     job.attempt_count += 1
     if metadata.attempt_index != job.attempt_count:
         verifier.flag("ORC-Y3", f"job {job.id} starts attempt {metadata.attempt_index}", f"attempt {job.attempt_count}")
@@ -140,7 +146,7 @@ def check_attempt_number(verifier: CanonicalVerifier, job: TrackedJob, event: Ev
 
 
 def check_started(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
-    """A job runs because a worker was granted a lease of its attempt."""
+    """Report a job that starts to run without a lease of its latest attempt to the worker that is named."""
     current = job.latest_attempt
     if current is None or current.state != core_attempt.LEASED or metadata.worker_id != current.worker_id:
         state = current.state if current else "missing"
@@ -155,7 +161,7 @@ def check_started(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine
 
 
 def check_validating(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
-    """A job is validated after its latest attempt has succeeded."""
+    """Report a job that is validated although its latest attempt has not succeeded."""
     if (
         job.latest_attempt is None
         or job.latest_attempt.state != core_attempt.SUCCEEDED
@@ -165,7 +171,11 @@ def check_validating(verifier: CanonicalVerifier, job: TrackedJob, event: EventL
 
 
 def check_validated(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
-    """A failed verdict fails the job with the verdict's details; without a validation nothing else may fail it here."""
+    """Report a validation whose result does not follow from the runner's verdict.
+
+    A failed verdict must fail the job, with its details. Without a failed verdict, the job may fail only if it has
+    another validation.
+    """
     if event.from_ != core_job.VALIDATING:
         return
     verdict = (
@@ -180,7 +190,11 @@ def check_validated(verifier: CanonicalVerifier, job: TrackedJob, event: EventLi
 
 
 def check_attempt_failed(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
-    """A job is retried if the failure is retryable and attempts remain, else failed, with the reason of its attempt."""
+    """Report a wrong reaction to a failed attempt.
+
+    The job must be retried if the failure may be retried and attempts remain, otherwise fail, with the failure of its
+    attempt.
+    """
     if event.from_ != core_job.RUNNING:
         return
     current = job.latest_attempt
@@ -241,7 +255,7 @@ _RUN_STATES: Final = {
 
 
 def check_canceled(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
-    """A cancelled job has a reason, and the state of its attempt, its needs or its run agrees with it."""
+    """Report a cancelled job without a reason, or whose attempt, needs or run do not fit the reason."""
     current = job.latest_attempt
     if not metadata.reason:
         verifier.flag(
@@ -304,12 +318,16 @@ _ATTEMPT_STATES: Final = {
 
 
 def check_transaction(verifier: CanonicalVerifier, job: TrackedJob) -> None:
-    """At the end of a transaction: the latest attempt fits, and no dependent job stays PENDING without reason."""
+    """At the end of a transaction, report a job whose latest attempt does not fit or that is wrongly still PENDING."""
     state = job.state or ""
     if job.is_task and state in _ATTEMPT_STATES:
-        newest = job.latest_attempt
-        if newest is None or newest.state not in _ATTEMPT_STATES[state] or newest.id != f"{job.id}.{job.attempt_count}":
-            problem = f"job {job.id} is {state} and its attempt {newest.state if newest else 'missing'}"
+        latest_attempt = job.latest_attempt
+        if (
+            latest_attempt is None
+            or latest_attempt.state not in _ATTEMPT_STATES[state]
+            or latest_attempt.id != f"{job.id}.{job.attempt_count}"
+        ):
+            problem = f"job {job.id} is {state} and its attempt {latest_attempt.state if latest_attempt else 'missing'}"
             verifier.flag("ORC-J2", problem, f"attempt {job.attempt_count} {' or '.join(_ATTEMPT_STATES[state])}")
     if state == core_job.VALIDATING and not job.has_validation:
         verifier.flag(

@@ -17,7 +17,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class EventLine(msgspec.Struct, forbid_unknown_fields=True, tag_field="entity", gc=False, rename={"from_": "from"}):
-    """One line of the canonical log. The field `entity` selects the subclass, and with it the allowed metadata."""
+    """One line of the canonical log. The field `entity` selects the subclass, which defines the allowed metadata."""
 
     entity: ClassVar[str] = ""
 
@@ -99,7 +99,7 @@ class JobMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=False)
 
 
 class LeaseChange(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=False, rename={"from_": "from"}):
-    """The change of the lease that an attempt's event carries."""
+    """The change of a lease, as part of the event of its attempt."""
 
     number: Count
     worker_id: Name
@@ -110,7 +110,7 @@ class LeaseChange(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=False,
 
 
 class FailureMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """Why an attempt failed."""
+    """The classified failure of an attempt, as part of its event."""
 
     code: str
     failure_class: Literal["INFRA", "TOOLING", "FLAKY", "USER"]

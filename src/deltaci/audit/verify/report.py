@@ -1,4 +1,4 @@
-"""The result of a verification: how much was read, and the violations found."""
+"""The result of a verification: how many lines and entities were read, and the violations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PAGES: Final = {
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A broken rule: the line, the rule's id, what the log says, and what the rule would have allowed."""
+    """A broken rule: the line number, the rule's id, what the log says (`found`) and what would be legal."""
 
     line: int
     rule: str
@@ -34,7 +34,7 @@ class Violation(msgspec.Struct, frozen=True):
 
     @property
     def page(self) -> str:
-        """The path of the documentation page that describes the rule."""
+        """The path of the documentation page that contains the rule."""
         return f"docs/spec/{_PAGES[self.rule.partition('-')[0]]}.md"
 
     def __str__(self) -> str:
@@ -42,7 +42,10 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct):
-    """The result of one verification. `count` includes the violations that `violations` has no room for."""
+    """The result of one verification.
+
+    `count` is the number of violations; `violations` has the first MAX_VIOLATIONS.
+    """
 
     format: str
     lines: int = 0
@@ -52,11 +55,11 @@ class Report(msgspec.Struct):
 
     @property
     def is_legal(self) -> bool:
-        """True if the log has no violation."""
+        """Whether the log has no violation."""
         return self.count == 0
 
     def add(self, line: int, rule: str, problem: str, legal: str) -> None:
-        """Count a violation, and keep it if there is room."""
+        """Add a violation. Beyond MAX_VIOLATIONS, only count it."""
         self.count += 1
         if len(self.violations) < MAX_VIOLATIONS:
             self.violations.append(Violation(line, rule, problem, legal))
@@ -69,7 +72,10 @@ class Report(msgspec.Struct):
 
 
 class RecentIds:
-    """A bounded set of the ids that ended last. It lets a message say "is over" instead of "was never created"."""
+    """The ids of the entities that ended last, at most `limit`.
+
+    They let a message say that an entity has ended instead of that it was never created.
+    """
 
     def __init__(self, limit: int = 1024) -> None:
         self._limit = limit
@@ -79,7 +85,7 @@ class RecentIds:
         return id in self._ids
 
     def add(self, id: str) -> None:
-        """Add the id, and drop the oldest one if there are more than `limit`."""
+        """Add the id. If there are more than `limit`, drop the oldest one."""
         self._ids[id] = None
         if len(self._ids) > self._limit:
             del self._ids[next(iter(self._ids))]

@@ -1,7 +1,7 @@
-"""Checks of the events of runs.
+"""Check the events of runs.
 
-`CHECKS` maps an event's target state to the functions that check the event. `check_transaction` runs after the last
-event of a transaction.
+`CHECKS` maps an event's target state to the functions that check the event: they report violations and update the
+tracked run. `check_transaction` runs after the last event of a transaction.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def check_identity(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    """The run_id of a run's event is the run's own id."""
+    """Report an event of a run whose `run_id` is not the run's id."""
     if event.run_id != run.id:
         verifier.flag("MOD-E1", f"run {run.id} has run_id {event.run_id!r}", repr(run.id))
 
 
 def check_created(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    """A new run has the settings that later checks need. A cancel before the planning is remembered."""
+    """Report a new run without the settings that later checks need, or a wrong cancel request before its planning."""
     if event.from_ is None:
         if metadata.is_fail_fast is None or metadata.has_validation is None or metadata.timeout_seconds is None:
             verifier.flag(
@@ -45,7 +45,7 @@ def check_created(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine
 def _check_remembered_cancel(
     verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata
 ) -> None:
-    """A cancel that arrives before the plan is remembered once, with its reason."""
+    """Report a second cancel request before the plan, or one without a reason. The first one is remembered."""
     if event.from_ == event.to:
         if run.cancel_reason or not metadata.reason or not metadata.is_remembered:
             verifier.flag(
@@ -55,7 +55,7 @@ def _check_remembered_cancel(
 
 
 def check_planning(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    """Planning has a deadline in the future."""
+    """Report a planning without a deadline in the future, or a wrong cancel request during it."""
     if event.from_ == core_run.CREATED:
         if metadata.plan_by is None or metadata.plan_by <= event.at:
             verifier.flag("ORC-R3", f"run {run.id} starts planning without a deadline in the future", "plan_by")
@@ -65,7 +65,10 @@ def check_planning(verifier: CanonicalVerifier, run: TrackedRun, event: EventLin
 
 
 def check_planned(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    """The plan arrived before the deadline and names as many jobs as were created. All needs are jobs of the run."""
+    """Report a plan that came after the deadline or names another number of jobs than were created.
+
+    Report also each job that waits for a job outside the run.
+    """
     run.plan_hash = metadata.plan_hash or ""
     if metadata.is_fail_fast is not None:
         run.is_fail_fast = metadata.is_fail_fast
@@ -90,7 +93,10 @@ def check_planned(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine
 
 
 def check_running(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    """A run starts when a job starts, an approval opens or nothing is to run; it resumes when a job can progress."""
+    """Report a run that starts or resumes without cause.
+
+    It starts with a started job, an open approval or nothing to run. It resumes when a job can progress.
+    """
     if event.from_ == core_run.QUEUED:
         run.started_at = event.at
         causes = {
@@ -109,7 +115,7 @@ def check_running(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine
 
 
 def check_waiting(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    """A run waits for approval only while a job does and no other job can progress."""
+    """Report a run that waits for approval while no job does or another job can progress."""
     if not run.waiting_jobs or run.active_jobs:
         verifier.flag(
             "MOD-8",
@@ -119,7 +125,7 @@ def check_waiting(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine
 
 
 def check_done(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    """Every job has ended, and every required job succeeded."""
+    """Report a successful run with a job that has not ended or a required job that did not succeed."""
     if run.open_jobs or run.lost_required_jobs:
         verifier.flag(
             "ORC-RF1",
@@ -130,7 +136,10 @@ def check_done(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, m
 
 
 def check_failed(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    """A required job failed or was cancelled, and no other job is open unless the run is fail-fast."""
+    """Report a failed run without a required job that failed or was cancelled.
+
+    A run that is not fail-fast must also have no open job.
+    """
     if event.from_ not in (core_run.RUNNING, core_run.WAITING_APPROVAL):
         return
     if not run.lost_required_jobs or (run.open_jobs and not run.is_fail_fast):
@@ -147,7 +156,7 @@ def check_failed(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine,
 
 
 def check_timed_out(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    """A run times out only after its timeout."""
+    """Report a run that times out before its timeout."""
     if event.at < run.started_at + run.timeout:
         verifier.flag(
             "ORC-R10", f"run {run.id} times out early", f"not before {(run.started_at + run.timeout).isoformat()}"
@@ -155,7 +164,7 @@ def check_timed_out(verifier: CanonicalVerifier, run: TrackedRun, event: EventLi
 
 
 def check_cancel_request(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    """A cancel has a reason, and a remembered cancel keeps its reason."""
+    """Report a cancel request without a reason, or with another reason than the remembered one."""
     if event.from_ != event.to:
         if not metadata.reason or (run.cancel_reason and metadata.reason != run.cancel_reason):
             verifier.flag(
@@ -165,7 +174,7 @@ def check_cancel_request(verifier: CanonicalVerifier, run: TrackedRun, event: Ev
 
 
 def check_canceled(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    """Every job has ended, and the reason is that of the cancel request."""
+    """Report a cancelled run with open jobs, or with another reason than that of the cancel request."""
     if run.open_jobs:
         verifier.flag("ORC-RF3", f"run {run.id} is CANCELED with {run.open_jobs} jobs open", "no open job")
     if metadata.reason != run.cancel_reason:
@@ -173,12 +182,12 @@ def check_canceled(verifier: CanonicalVerifier, run: TrackedRun, event: EventLin
 
 
 def record_ending(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    """Have `check_transaction` check that the run's open jobs were stopped."""
+    """Record that the run is ending, so that `check_transaction` checks that its open jobs were stopped."""
     run.is_ending = event.from_ != event.to
 
 
 def check_reported(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    """The conclusion is the state that the run ended in."""
+    """Report a conclusion that is not the state in which the run ended."""
     if metadata.conclusion != event.from_:
         verifier.flag("MOD-9", f"run {run.id} is reported as {metadata.conclusion}", str(event.from_))
 
@@ -201,7 +210,7 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
 
 
 def check_transaction(verifier: CanonicalVerifier, run: TrackedRun) -> None:
-    """At the end of a transaction: the state of the run fits the states of its jobs."""
+    """At the end of a transaction, report a run whose state does not fit the states of its jobs."""
     state, expected = run.state, ""
     if run.is_ending:
         run.is_ending = False
@@ -235,7 +244,7 @@ def check_transaction(verifier: CanonicalVerifier, run: TrackedRun) -> None:
 
 
 def _check_open_jobs_stopped(verifier: CanonicalVerifier, run: TrackedRun) -> None:
-    """Every job has ended or been asked to stop."""
+    """Report each job that has neither ended nor been asked to stop."""
     for job in run.jobs.values():
         if job.state not in core_job.TERMINAL and (
             job.latest_attempt is None or job.latest_attempt.state != core_attempt.CANCEL_REQUESTED

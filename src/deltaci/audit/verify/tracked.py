@@ -16,7 +16,7 @@ from deltaci.audit.verify.log_lines import EPOCH, FailureMetadata, VerdictMetada
 class TransactionScope:
     """The entities that one transaction may change together: a run with its jobs and attempts, or one other entity.
 
-    `at` and `line_number` are those of the latest event; `touched` has the entities that changed at that time.
+    `at` and `line_number` are those of the latest event; `touched` has the entities that changed at that time, by id.
     """
 
     at: datetime = EPOCH
@@ -26,7 +26,10 @@ class TransactionScope:
 
 @dataclass(slots=True, eq=False)
 class TrackedEntity:
-    """The state that all kinds share. `state_per_view` is the state in each view, in the order of `views_of`."""
+    """What the verifier knows of an entity of any kind.
+
+    `state_per_view` is its state in each view, in the order of `views_of`.
+    """
 
     kind: ClassVar[str] = ""
 
@@ -42,7 +45,7 @@ class TrackedEntity:
 
 @dataclass(slots=True, eq=False)
 class TrackedRun(TrackedEntity):
-    """A run: the jobs, and counters of their states.
+    """What the verifier knows of a run: its jobs, and how many are in which state.
 
     `dependents` maps the id of a job to the jobs that need it, `followers` to the jobs that have it only in `after`.
     """
@@ -70,7 +73,7 @@ class TrackedRun(TrackedEntity):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class TrackedJob(TrackedEntity):
-    """A job and its latest attempt. For an approval also who approved it, and who may not."""
+    """What the verifier knows of a job and its latest attempt and, for an approval, who approved it and who may not."""
 
     kind: ClassVar[str] = "job"
 
@@ -100,7 +103,7 @@ class TrackedJob(TrackedEntity):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class TrackedAttempt(TrackedEntity):
-    """An attempt and its latest lease. `lease_state` is None if the lease is not live."""
+    """What the verifier knows of an attempt and its latest lease. `lease_state` is None if that lease is not live."""
 
     kind: ClassVar[str] = "attempt"
 
@@ -129,13 +132,13 @@ class TrackedAttempt(TrackedEntity):
 
     @property
     def has_failed_verdict(self) -> bool:
-        """True if the runner reported that a validation rule did not pass."""
+        """Whether the runner reported that a validation rule failed."""
         return self.verdict is not None and not self.verdict.is_passed
 
 
 @dataclass(slots=True, eq=False)
 class TrackedWorker(TrackedEntity):
-    """A worker and the attempts whose leases it holds.
+    """What the verifier knows of a worker and the attempts whose leases it holds (`attempt_ids`).
 
     `ended_attempts` has the attempts whose leases ended in the current transaction, with True if the worker's
     infrastructure caused that, False if not, None if unknown. `infra_failures` counts such failures in a row; the

@@ -28,7 +28,7 @@ _TERMINAL: Final = {
 }
 
 
-def _severity(kind: str, source: str, target: str) -> str:
+def _expected_severity(kind: str, source: str, target: str) -> str:
     if kind == WORKSTREAM and target == "failed":
         return "critical"
     if (kind == TASK and target == "failed") or target == "unresponsive":
@@ -84,7 +84,7 @@ _decode = msgspec.json.Decoder(_TransitionLine).decode
 
 
 class TransitionsVerifier:
-    """Verifies one log of transitions."""
+    """Verifies one log of transitions, line by line."""
 
     def __init__(self) -> None:
         self.report = Report("transitions (document 003)")
@@ -94,11 +94,11 @@ class TransitionsVerifier:
         self.last_timestamp = EPOCH
 
     def flag(self, rule: str, problem: str, legal: str) -> None:
-        """Report that the current line breaks a rule."""
+        """Report that the current line breaks a rule, with the problem and the legal alternative as text."""
         self.report.add(self.line_number, rule, problem, legal)
 
     def feed(self, number: int, raw: bytes) -> None:
-        """Verify one event."""
+        """Verify one line."""
         self.line_number = number
         try:
             event = _decode(raw)
@@ -141,7 +141,7 @@ class TransitionsVerifier:
         self._forget(entity)
 
     def end(self) -> Report:
-        """Check the last state of every workstream and return the report."""
+        """Check the last state of each workstream that has not ended, and return the report."""
         for entity in self.live.values():
             if entity.kind == WORKSTREAM and entity.state == "ready" and self._has_started_task(entity):
                 self.flag("WST-WD1", f"workstream {entity.id} is ready while a task runs", "executing")
@@ -169,7 +169,7 @@ class TransitionsVerifier:
             self.flag("WST-V1", f"{name}: {event.from_state} → {event.to_state} by {event.trigger}", expected_trigger)
         elif kind == TASK and event.to_state == "cancelled" and event.trigger != "user_cancelled":
             self.flag("WST-V1", f"{name}: {event.from_state} → cancelled by {event.trigger}", "user_cancelled")
-        severity = _severity(kind, event.from_state, event.to_state)
+        severity = _expected_severity(kind, event.from_state, event.to_state)
         if event.severity != severity:
             self.flag(
                 "WST-E3", f"{name}: {event.from_state} → {event.to_state} has severity {event.severity}", severity
@@ -181,11 +181,12 @@ class TransitionsVerifier:
         if event.from_state == "pending":
             task.is_critical = metadata.critical is not False
             task.max_retries = metadata.max_retries
-            for need in metadata.depends_on or () if event.to_state == "queued" else ():
-                needed = self.live.get(need)
-                if needed is None or needed.state != "completed":
-                    problem = f"task {task.id} is queued while {need} is {needed.state if needed else 'not started'}"
-                    self.flag("WST-TI6", problem, f"{need} completed")
+            for need_id in metadata.depends_on or () if event.to_state == "queued" else ():
+                needed_task = self.live.get(need_id)
+                if needed_task is None or needed_task.state != "completed":
+                    state = needed_task.state if needed_task else "not started"
+                    problem = f"task {task.id} is queued while {need_id} is {state}"
+                    self.flag("WST-TI6", problem, f"{need_id} completed")
         limit = metadata.max_retries if metadata.max_retries is not None else task.max_retries
         if task.max_retries is not None and limit != task.max_retries:
             self.flag("WST-TI4", f"task {task.id} has max_retries {limit}", str(task.max_retries))
@@ -251,7 +252,7 @@ class TransitionsVerifier:
     def _check_workstream(self, workstream: _TrackedEntity, event: _TransitionLine) -> None:
         metadata, tasks = event.metadata, list(workstream.tasks.values())
         name = f"workstream {workstream.id}"
-        lost = [task.id for task in tasks if task.is_critical and task.state in ("failed", "cancelled")]
+        lost_ids = [task.id for task in tasks if task.is_critical and task.state in ("failed", "cancelled")]
         if event.to_state == "ready":
             workstream.task_count = metadata.task_count
         if workstream.task_count is None:
@@ -263,13 +264,13 @@ class TransitionsVerifier:
         ):
             self.flag("WST-WG2", f"{name} is executing, but no task runs", "a running task")
         if event.to_state in ("validating", "completed"):
-            ended = sum(task.state in _TERMINAL[TASK] for task in tasks)
-            if lost or ended != workstream.task_count:
-                problem = f"{name} is {event.to_state} with {ended} of {workstream.task_count} tasks ended"
-                problem += f" and {len(lost)} lost"
+            ended_count = sum(task.state in _TERMINAL[TASK] for task in tasks)
+            if lost_ids or ended_count != workstream.task_count:
+                problem = f"{name} is {event.to_state} with {ended_count} of {workstream.task_count} tasks ended"
+                problem += f" and {len(lost_ids)} lost"
                 self.flag("WST-WI2", problem, "every required task completed")
         is_excused = metadata.approval_gate or metadata.reason == "RUN_TIMEOUT" or event.from_state != "executing"
-        if event.to_state == "failed" and not lost and not is_excused:
+        if event.to_state == "failed" and not lost_ids and not is_excused:
             self.flag("WST-WG4", f"{name} fails, but no critical task did", "a critical task that failed")
 
     def _check_worker(self, worker: _TrackedEntity, event: _TransitionLine) -> None:
@@ -282,7 +283,7 @@ class TransitionsVerifier:
             self.flag("WST-KG3", f"worker {worker.id} is {event.to_state} with {metadata.tasks} tasks", "no task left")
 
     def _forget(self, entity: _TrackedEntity) -> None:
-        """Drop a worker that has shut down, and a workstream with its tasks when they have ended."""
+        """Drop the entity if it has ended. A task is kept until its workstream and all tasks of that have ended."""
         if entity.state not in _TERMINAL[entity.kind]:
             return
         if entity.kind == WORKER:

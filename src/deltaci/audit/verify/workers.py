@@ -1,7 +1,7 @@
-"""Checks of the events of workers: capabilities, leases, holds (drain and quarantine) and shutdown.
+"""Check the events of workers: capabilities, leases, holds (drain and quarantine) and shutdown.
 
-`CHECKS` maps an event's target state to the functions that check the event. `check_transaction` runs after the last
-event of a transaction.
+`CHECKS` maps an event's target state to the functions that check the event: they report violations and update the
+tracked worker. `check_transaction` runs after the last event of a transaction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STATELESS: Final = frozenset({REGISTERED, *HOLDS})  # Triggers that change neith
 def check_registered(
     verifier: CanonicalVerifier, worker: TrackedWorker, event: EventLine, metadata: WorkerMetadata
 ) -> None:
-    """A worker registers its labels and a number of slots that is not below the number of leases that it holds."""
+    """Report a registration without labels or slots, or with fewer slots than the worker holds leases."""
     if event.from_ != core_worker.INITIALIZING and event.trigger != REGISTERED:
         return
     if metadata.labels is None or not metadata.max_concurrent_tasks:
@@ -41,7 +41,10 @@ def check_registered(
 
 
 def check_busy(verifier: CanonicalVerifier, worker: TrackedWorker, event: EventLine, metadata: WorkerMetadata) -> None:
-    """A busy worker is assigned attempts that it has leased, and asked at most once to shut down."""
+    """Report a busy worker that is assigned an attempt without a lease.
+
+    Report also a second request to shut down, and one without a reason.
+    """
     if event.trigger == "shutdown_requested":
         if worker.is_leaving or not metadata.reason:
             verifier.flag(
@@ -63,7 +66,10 @@ def check_busy(verifier: CanonicalVerifier, worker: TrackedWorker, event: EventL
 def check_released(
     verifier: CanonicalVerifier, worker: TrackedWorker, event: EventLine, metadata: WorkerMetadata
 ) -> None:
-    """A worker becomes IDLE, or shuts down if it was asked to, when its last lease has ended."""
+    """Report a worker that becomes IDLE or shuts down while it holds a lease.
+
+    After its last lease it must shut down if that was requested, else become IDLE.
+    """
     if event.from_ == core_worker.BUSY:
         _check_lease_ended(verifier, worker, metadata)
         if worker.is_leaving != (event.to == core_worker.SHUTDOWN):
@@ -86,9 +92,10 @@ def _check_lease_ended(verifier: CanonicalVerifier, worker: TrackedWorker, metad
 def _check_failure_count(
     verifier: CanonicalVerifier, worker: TrackedWorker, metadata: WorkerMetadata, is_infra_failure: bool | None
 ) -> None:
-    """Count infrastructure failures in a row, those of leases held at the same time once. The event has a new count.
+    """Count infrastructure failures in a row, and report an event with another count.
 
-    At the maximum the worker must be quarantined in the same transaction.
+    Failures of leases that the worker held at the same time count once. The event has the count only if it changed. At
+    the maximum, the worker must be quarantined in the same transaction.
     """
     id, before = metadata.attempt_id or "", worker.infra_failures
     if is_infra_failure and id not in worker.excused_attempts:
@@ -108,7 +115,11 @@ def _check_failure_count(
 
 
 def check_hold(verifier: CanonicalVerifier, worker: TrackedWorker, event: EventLine, metadata: WorkerMetadata) -> None:
-    """A hold changes by draining, quarantining or resuming: never to the same hold, never without a reason."""
+    """Report a wrong change of the hold.
+
+    A drain, quarantine, resume or registration may change it, but not to the same hold, and to a new one only with a
+    reason.
+    """
     if event.trigger == REGISTERED:
         if metadata.hold is None and metadata.was is None:
             return
@@ -152,7 +163,7 @@ def _check_task_count(verifier: CanonicalVerifier, worker: TrackedWorker, metada
 def check_unresponsive(
     verifier: CanonicalVerifier, worker: TrackedWorker, event: EventLine, metadata: WorkerMetadata
 ) -> None:
-    """The event names the attempts that an unresponsive worker holds; then each loss is recorded."""
+    """Report an event that makes a worker unresponsive without naming exactly the attempts whose leases it holds."""
     if event.trigger in STATELESS:
         return
     if event.from_ == core_worker.UNRESPONSIVE:
@@ -164,7 +175,7 @@ def check_unresponsive(
 def check_shutdown(
     verifier: CanonicalVerifier, worker: TrackedWorker, event: EventLine, metadata: WorkerMetadata
 ) -> None:
-    """The event that shuts a worker down has a reason."""
+    """Report a shutdown without a reason."""
     if not metadata.reason:
         verifier.flag("WST-K7", f"worker {worker.id} shuts down without a reason", "a reason")
 
@@ -178,7 +189,7 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
 
 
 def check_transaction(verifier: CanonicalVerifier, worker: TrackedWorker) -> None:
-    """At the end of a transaction: BUSY means at least one lease, and every ended lease was released."""
+    """At the end of a transaction, report a BUSY worker without a lease, and an ended lease that was not released."""
     if worker.ended_attempts:
         verifier.flag(
             "WST-KI4",
