@@ -1,4 +1,4 @@
-"""What a batch implies beyond its records: changed list memberships, and tenants that may have capacity again."""
+"""What follows from the records that a batch changed: changed list memberships, and tenants with freed capacity."""
 
 from __future__ import annotations
 
@@ -16,27 +16,33 @@ NO_TENANTS: Final[frozenset[str]] = frozenset()
 
 
 def batch_list_changes(changed: Mapping[str, Record], events: Sequence[Event]) -> list[ListChange]:
-    """Return how the changed runs and workers move between lists, given the states before from the events."""
-    listed = [record for record in changed.values() if type(record) is not Attempt and type(record) is not Job]
-    if not listed:
+    """Return which lists the changed runs and workers join and leave.
+
+    The first event of a record tells its state before the batch.
+    """
+    runs_and_workers = [
+        record for record in changed.values() if type(record) is not Attempt and type(record) is not Job
+    ]
+    if not runs_and_workers:
         return []
     states_before: dict[str, str] = {}
     for event in events:
         if event.entity in (RUN, WORKER):
             states_before.setdefault(event.entity_id, event.from_ or ABSENT)
     changes: list[ListChange] = []
-    for record in listed:
+    for record in runs_and_workers:
         if record.id in states_before:
-            added, removed = list_changes(record, states_before[record.id])
-            if added or removed:
-                changes.append(ListChange(record.id, record.created_at, added, removed))
+            joined, left = list_changes(record, states_before[record.id])
+            if joined or left:
+                changes.append(ListChange(record.id, record.created_at, joined, left))
     return changes
 
 
 def freed_tenants(changed: Iterable[Record], limited_tenants: set[str]) -> frozenset[str]:
-    """Return the tenants that may claim more now: a lease ended, and the tenant is limited or the attempt has a group.
+    """Return the tenants that may claim more now, because one of their leases ended.
 
-    Only a hint: some of these leases may have ended in an earlier batch.
+    Only tenants with a limit, and attempts with a concurrency group, count. This is only a hint: some of these leases
+    may have ended in an earlier batch.
     """
     tenants: set[str] | None = None
     for record in changed:
@@ -52,5 +58,5 @@ def freed_tenants(changed: Iterable[Record], limited_tenants: set[str]) -> froze
 
 
 def skipped_queue_keys(skipped: Iterable[StoredRecord]) -> tuple[str, ...]:
-    """Return the distinct queue keys of attempts that a claim skipped, in order."""
+    """Return the queue keys of the attempts that a claim skipped, without duplicates, in order."""
     return tuple({stored.record.queue_key: None for stored in skipped if isinstance(stored.record, Attempt)})

@@ -1,4 +1,4 @@
-"""A monotonic clock over the store's clock: it never goes back, and it runs at the pace of real time."""
+"""A monotonic clock based on the store's clock: it never goes back, and it runs at the pace of real time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 def boot_time_ns() -> int:
-    """Read the clock that cannot be set and, where the system has it, also counts while the machine sleeps."""
+    """Return the time since boot, by a clock that cannot be set and, where possible, also counts during sleep."""
     return time.clock_gettime_ns(_BOOT_CLOCK)
 
 
 def steady_clock() -> Callable[[], float]:
-    """Return a clock that starts at the current time of day and from then on runs at the pace of real time."""
+    """Return a function that returns the current time in Unix seconds.
+
+    It goes on at the pace of real time, even if the system clock is set.
+    """
     start_time, start_ns = time.time(), boot_time_ns()
     return lambda: start_time + (boot_time_ns() - start_ns) / 1e9
 
@@ -31,10 +34,10 @@ def steady_clock() -> Callable[[], float]:
 class MonotonicClock:
     """Turns readings of the store's clock into times that never go back and never jump ahead. Unit: microseconds.
 
-    If the store's clock is set back, time goes on here at its real pace, so that no lease is shortened or revived and
-    no timer stands still until the clock has caught up. If it is set forward, time goes on at its real pace as well:
-    otherwise every lease would end at once while its job runs. The new time takes effect in the next process, or as
-    soon as a record shows that another server uses it.
+    If the store's clock is set back, this clock goes on at the pace of real time, so that no lease is shortened or
+    revived and no timer stands still until the store's clock has caught up. If the store's clock is set forward, this
+    clock goes on at the pace of real time as well: otherwise every lease would end at once while its job runs. The new
+    time takes effect in the next process, or as soon as a record shows that another server uses it.
     """
 
     def __init__(self, elapsed_ns: Callable[[], int] = boot_time_ns, jump_seconds: float = JUMP_SECONDS) -> None:
@@ -47,7 +50,7 @@ class MonotonicClock:
         self.lead = 0  # The time here minus the store's time at the last reading.
 
     def read(self, store_time: int) -> int:
-        """Return the time to decide by, given a reading of the store's clock."""
+        """Return the time at which to make decisions, given a reading of the store's clock."""
         elapsed = self._elapsed_ns() // NANOSECONDS_PER_MICROSECOND
         offset = store_time - elapsed  # A delayed answer makes it smaller, never larger.
         if self._offset is None:

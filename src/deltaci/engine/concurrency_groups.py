@@ -1,4 +1,4 @@
-"""Concurrency groups: at most one attempt of a group has a lease. Which groups a batch may grant from."""
+"""Concurrency groups, of which at most one attempt may have a lease: which ones a batch may grant from."""
 
 from __future__ import annotations
 
@@ -7,32 +7,35 @@ from deltaci.storage.port import LockGroup, Transaction
 
 
 class ConcurrencyGroups:
-    """Caches for one batch which groups are free.
+    """Remembers, during one batch, which groups are free.
 
-    A group whose lease ends in this batch stays held until the commit, which then wakes the waiting workers.
+    A group whose lease ends in this batch counts as held until the commit, which then wakes the waiting workers.
     """
 
     def __init__(self) -> None:
         self._is_free: dict[tuple[str, str], bool] = {}
 
     def clear(self) -> None:
-        """Forget everything before the next batch."""
+        """Forget all groups. Call it before the next batch."""
         if self._is_free:
             self._is_free.clear()
 
     def try_lock(self, attempt: Attempt, now: int) -> Transaction[bool]:
-        """Return whether the attempt's group is free; if so, no other transaction gets it until this one ends."""
+        """Return whether the attempt's group is free.
+
+        If it is, the store locks it, so that no other transaction gets it until this one ends.
+        """
         key = (attempt.tenant, attempt.group)
         if key not in self._is_free:
             self._is_free[key] = not (yield LockGroup(*key, now))
         return self._is_free[key]
 
     def mark_held(self, attempt: Attempt) -> None:
-        """Record that this batch granted a lease of the attempt, and with it the group."""
+        """Record that the attempt's group is held, because this batch granted a lease of the attempt."""
         self._is_free[attempt.tenant, attempt.group] = False
 
     def held_groups(self, tenant: str) -> tuple[str, ...] | None:
-        """Return the tenant's groups known to be held, or None while this batch has met no held group."""
+        """Return the tenant's groups that this batch knows to be held, or None if there are none."""
         groups = tuple(
             group for (group_tenant, group), is_free in self._is_free.items() if group_tenant == tenant and not is_free
         )

@@ -1,4 +1,4 @@
-"""The write path: it routes each command to a shard, which decides and writes it, and returns the decision."""
+"""The write path: `Engine` routes each command to a shard, which decides and writes it, and returns the decision."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Engine:
     """Applies commands, claims and ticks. Each method returns when its result is durable.
 
     Call `start` before the first request and `stop` after the last. Lease secrets are random unless
-    `derive_lease_secret` is given, which allows a lease id to be computed again.
+    `derive_lease_secret` is given, with which a lease id can be computed again.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Engine:
         self._next_shard = 0
 
     async def start(self) -> None:
-        """Start to accept requests."""
+        """Start the tasks of the shards, so that requests are accepted."""
         self._tasks = [asyncio.create_task(shard.run(), name="engine") for shard in self._shards]
 
     async def stop(self) -> None:
@@ -67,7 +67,7 @@ class Engine:
         self._tasks = []
 
     async def do(self, command: Command) -> Decision:
-        """Apply one command. Raises `Refused`."""
+        """Apply one command and return the decision. Raises `Refused`."""
         response = (await self._submit([command], self._shard_of(command.id)))[0]
         if isinstance(response, Refused):
             raise response
@@ -75,34 +75,34 @@ class Engine:
         return response
 
     async def do_all(self, commands: Iterable[Command]) -> list[Decision | Refused]:
-        """Apply commands independently of each other. Return one decision or refusal per command, in the same order."""
-        ordered = list(commands)
-        responses: list[Any] = [None] * len(ordered)
+        """Apply commands independently of each other. Return a decision or a refusal for each, in the same order."""
+        command_list = list(commands)
+        responses: list[Any] = [None] * len(command_list)
         indexes_by_shard: dict[Shard, list[int]] = {}
-        for index, command in enumerate(ordered):
+        for index, command in enumerate(command_list):
             indexes_by_shard.setdefault(self._shard_of(command.id), []).append(index)
         submitted = []
         for shard, indexes in indexes_by_shard.items():
             for start in range(0, len(indexes), MAX_BATCH):
-                part = indexes[start : start + MAX_BATCH]
-                submitted.append((part, self._submit([ordered[index] for index in part], shard)))
-        for part, part_responses in submitted:
-            for index, response in zip(part, await part_responses, strict=True):
+                part_indexes = indexes[start : start + MAX_BATCH]
+                submitted.append((part_indexes, self._submit([command_list[index] for index in part_indexes], shard)))
+        for part_indexes, part_responses in submitted:
+            for index, response in zip(part_indexes, await part_responses, strict=True):
                 responses[index] = response
         return responses
 
     async def claim(self, claim: Claim) -> list[ClaimedAttempt]:
-        """Grant ready attempts to a worker. Return them."""
+        """Grant ready attempts to a worker; return them with their lease ids."""
         return (await self.try_claim(claim)).claimed
 
     async def try_claim(self, claim: Claim) -> ClaimResult:
-        """Grant ready attempts to a worker. Return them, and which ready attempts were skipped."""
+        """Grant ready attempts to a worker; return them, and which ready attempts were skipped."""
         response = (await self._submit([claim], self._any_shard()))[0]
         assert isinstance(response, ClaimResult)
         return response
 
     async def tick(self, limit: int = MAX_BATCH) -> int:
-        """Carry out up to `limit` due deadlines. Return how many records were due."""
+        """Apply the commands of up to `limit` due deadlines. Return how many records were due."""
         response = (await self._submit([Tick(limit)], self._shards[0]))[0]
         assert isinstance(response, int)
         return response
@@ -115,7 +115,10 @@ class Engine:
         return responses
 
     def _shard_of(self, id: str) -> Shard:
-        """Return the shard that caches this record, else hash by run id so that one run's commands share a shard."""
+        """Return the shard that decides commands for the record: the shard that caches it, if there is one.
+
+        Otherwise the run id is hashed, so that one shard gets all commands for a run.
+        """
         for shard in self._shards:
             if shard.caches(id):
                 return shard

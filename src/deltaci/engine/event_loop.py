@@ -21,13 +21,16 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Like `asyncio.run`, on uvloop if it is installed."""
+    """Run the coroutine in a new event loop and return its result: `asyncio.run`, with uvloop if it is installed."""
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(main)
 
 
 async def cancel_and_wait(task: asyncio.Task[None]) -> None:
-    """Cancel the task until it has ended. A single cancel may get lost if it arrives just when a wait ends."""
+    """Cancel the task repeatedly until it has ended.
+
+    A single cancellation may get lost if it arrives just when a wait inside the task ends.
+    """
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=CANCEL_SECONDS)

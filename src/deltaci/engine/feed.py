@@ -1,4 +1,4 @@
-"""The stream of committed events: from any seq on, in order, each exactly once."""
+"""Reads committed events from the log: from any `seq` on, in order, each exactly once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE: Final = 1000
 async def read(
     store: Store, after: int, limit: int, *, tenant: str = "", entity_id: str = "", run_id: str = ""
 ) -> list[Event]:
-    """Return up to `limit` committed events with a greater seq, of one tenant or of all."""
+    """Return up to `limit` committed events with a `seq` above `after`, of one tenant or, if it is empty, of all."""
     events: list[Event] = []
     while len(events) < limit:
         size = min(limit, PAGE)
@@ -30,9 +30,9 @@ async def read(
 async def follow(
     store: Store, after: int, *, tenant: str = "", entity_id: str = "", run_id: str = ""
 ) -> AsyncIterator[Event]:
-    """Yield every committed event with a greater seq: existing events first, then new events as they are committed.
+    """Yield every committed event with a `seq` above `after`, in order: the existing ones, then each new one.
 
-    Of one tenant or of all. Each reader reads pages at its own pace; nothing is buffered for it.
+    Without a tenant, the events of all tenants. Each reader reads pages at its own pace; nothing is buffered for it.
     """
     async with aclosing(pages(store, after, entity_id=entity_id, run_id=run_id)) as all_pages:
         async for page in all_pages:
@@ -44,7 +44,10 @@ async def follow(
 async def pages(
     store: Store, after: int, *, entity_id: str = "", run_id: str = ""
 ) -> AsyncGenerator[list[Event], None]:
-    """Like `follow`, but yield all available events as one page, for readers that load related records in bulk."""
+    """Yield lists of committed events with a `seq` above `after`, without end.
+
+    Each list has all available events, up to PAGE. Unlike `follow`, for readers that load related records in bulk.
+    """
     last_seq = after
     with store.commit_hints.subscribe() as subscription:
         while True:

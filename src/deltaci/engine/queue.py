@@ -1,4 +1,4 @@
-"""Implements the queue contract of document 004 as a library, over any store.
+"""The job queue of document 004 as a library, over any store.
 
 The result of every method is durable when it returns. A method may be repeated with the same `request_id`. A method
 that does not apply is refused and changes nothing. A worker authenticates with the lease id that its claim returned.
@@ -55,7 +55,7 @@ MAX_ERROR_LINES: Final = 50
 
 
 class QueueJob:
-    """A snapshot of a job in the terms of document 004. Values are computed on access."""
+    """A job as it was when it was read, with the fields of document 004. Values are computed on access."""
 
     __slots__ = ("_record",)
 
@@ -68,61 +68,64 @@ class QueueJob:
 
     @property
     def status(self) -> str:
-        """Return queued, claimed, running, succeeded, failed or stalled."""
+        """The status: queued, claimed, running, succeeded, failed or stalled."""
         return job_status(self._record)
 
     @property
     def attempt(self) -> int:
-        """Return how often the job was claimed."""
+        """How often the job was claimed."""
         return self._record.claims
 
     @property
     def rev(self) -> int:
-        """Return the revision, which grows with every change. Pass it as `expected_rev` to guard a change."""
+        """The revision, which grows with every change.
+
+        Pass it as `expected_rev` to be refused if the job has changed since.
+        """
         return self._record.rev
 
     @property
     def owner(self) -> str | None:
-        """Return the worker that has the lease, or None."""
+        """The id of the worker that has the lease, or None."""
         return self._record.lease.worker_id if self._record.lease else None
 
     @property
     def lease_expires_at(self) -> str | None:
-        """Return when the lease ends unless it is renewed, or None without a lease."""
+        """When the lease ends unless it is renewed, as RFC 3339 text; None without a lease."""
         return rfc3339(self._record.lease.expires_at) if self._record.lease else None
 
     @property
     def payload(self) -> Any:
-        """Return a copy of the payload that was enqueued."""
-        return _copy(self._record.spec)
+        """A copy of the payload that was enqueued."""
+        return _deep_copy(self._record.spec)
 
     @property
     def result(self) -> Any:
-        """Return a copy of the result, or None before the job succeeded."""
-        return _copy(self._record.result)
+        """A copy of the result; None before the job succeeded."""
+        return _deep_copy(self._record.result)
 
     @property
     def error(self) -> Failure | None:
-        """Return why the job failed, or None."""
+        """Why the job failed; None if it has not failed."""
         return self._record.error
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Return the labels that a worker must have to claim the job."""
+        """The labels that a worker must have to claim the job."""
         return tuple(self._record.queue_key.split(",")) if self._record.queue_key else ()
 
     @property
     def priority(self) -> int:
-        """Return the priority; jobs with a greater one are claimed first."""
+        """The priority. Jobs with a greater one are claimed first."""
         return self._record.priority
 
     @property
     def run_at(self) -> str | None:
-        """Return the time before which the job cannot be claimed, or None."""
+        """The time, as RFC 3339 text, before which the job cannot be claimed; None if there is none."""
         return rfc3339(self._record.run_at) if self._record.run_at else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as values that JSON can represent."""
+        """Return all properties as a dict of values that JSON can represent."""
         fields = {name: getattr(self, name) for name in _FIELDS}
         fields["error"] = msgspec.to_builtins(self.error)
         return fields
@@ -144,7 +147,7 @@ _FIELDS: Final = (
 
 
 class ClaimedJob(QueueJob):
-    """A claimed job with its lease id. The lease id proves the right to run the job and is returned only here."""
+    """A claimed job with its lease id, which proves the right to run the job. No other method returns the lease id."""
 
     __slots__ = ("lease_id",)
 
@@ -154,7 +157,7 @@ class ClaimedJob(QueueJob):
 
 
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How one job ended: with a result, or with an error text if it failed."""
+    """The result of one job, or an error text if it failed, for `finish_all`."""
 
     lease_id: str
     result: Any = None
@@ -162,7 +165,10 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job to enqueue."""
+    """A job to enqueue.
+
+    Jobs with the same `dedupe_key` are one job. `run_at` is the time before which it cannot be claimed.
+    """
 
     payload: Any = None
     labels: Sequence[str] = ()
@@ -175,7 +181,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AsyncQueue:
-    """The queue for asyncio programs. Use it as an asynchronous context manager."""
+    """The job queue for asyncio programs. Use it as an asynchronous context manager."""
 
     def __init__(self, store: Store, *, tenant: str = "default", has_timers: bool = True) -> None:
         check_text("tenant", tenant)
@@ -203,7 +209,7 @@ class AsyncQueue:
     # -- enqueue
 
     async def enqueue(self, payload: Any = None, **fields: Any) -> QueueJob:
-        """Add a job. If a job with the same `dedupe_key` exists, return that job instead."""
+        """Add a job and return it. If a job with the same `dedupe_key` exists, return that job instead."""
         try:
             job = NewJob(payload=payload, **fields)
         except TypeError as error:
@@ -211,12 +217,12 @@ class AsyncQueue:
         return (await self.enqueue_all([job]))[0]
 
     async def enqueue_all(self, jobs: Iterable[NewJob]) -> list[QueueJob]:
-        """Add many jobs. If one of them is refused, none is added.
+        """Add many jobs and return them. If one of them is refused, none is added.
 
         If the store fails instead, some jobs may have been added. Repeat the call: jobs with a `dedupe_key` or a
         `request_id` are not added twice.
         """
-        creations = [self._creation(job) for job in jobs]
+        creations = [self._creation_command(job) for job in jobs]
         # After the checks, a job can only be refused because its request_id was used for something else. Jobs with a
         # request_id are decided together in one transaction; all others are written in as many as they need.
         if len(creations) > 1 and any(creation.request_id and not creation.or_existing for creation in creations):
@@ -232,7 +238,7 @@ class AsyncQueue:
             jobs.append(QueueJob(record) if isinstance(record, Attempt) else await self.get(creation.id))
         return jobs
 
-    def _creation(self, job: NewJob) -> NewRecord:
+    def _creation_command(self, job: NewJob) -> NewRecord:
         _check_new_job(job)
         if job.dedupe_key:
             # The id is derived from the key, so that enqueueing the key again, anywhere, means the same record.
@@ -272,7 +278,7 @@ class AsyncQueue:
         accept_seconds: int = lease.ACCEPT_SECONDS,
         starts: bool = False,
     ) -> list[ClaimedJob]:
-        """Claim up to `limit` jobs, the most urgent first; waits up to `wait_seconds` for the first one.
+        """Claim up to `limit` jobs, the most urgent first; wait up to `wait_seconds` for the first one.
 
         With `starts`, each job is also started in the same transaction: for a worker that runs it at once.
         """
@@ -295,11 +301,11 @@ class AsyncQueue:
         return [ClaimedJob(grant.attempt, grant.lease_id) for grant in claimed]
 
     async def start(self, lease_id: str, **options: Any) -> QueueJob:
-        """Record that the worker has started the job."""
+        """Record that the worker has started to run the job."""
         return await self._send_leased(attempt.Start, lease_id, options)
 
     async def heartbeat(self, lease_id: str, **options: Any) -> QueueJob:
-        """Renew the lease."""
+        """Renew the lease of a claimed job."""
         return await self._send_leased(attempt.Extend, lease_id, options)
 
     async def complete(self, lease_id: str, result: Any = None, **options: Any) -> QueueJob:
@@ -311,24 +317,25 @@ class AsyncQueue:
         return await self._send_leased(attempt.Finish, lease_id, options, is_success=True, result=stored_result)
 
     async def fail(self, lease_id: str, error: str = "", **options: Any) -> QueueJob:
-        """Finish the job as failed. The first line of `error` is the message; its last lines classify the failure.
+        """Finish the job as failed. Raise `JobCanceled` if its cancellation was requested before.
 
-        Raise `JobCanceled` if the job's cancellation was requested before.
+        The first line of `error` that is not empty becomes the failure's message. Its last lines are matched against
+        the failure rules.
         """
         return await self._send_leased(attempt.Finish, lease_id, options, is_success=False, facts=_failure_facts(error))
 
     async def start_all(self, lease_ids: Iterable[str], worker: str) -> list[QueueJob | Refused]:
-        """Start many jobs in one transaction; each is accepted or refused on its own."""
+        """Start many jobs in one request. Return the job or the refusal for each, in order."""
         check_text("worker", worker)
         return await self._send_all([self._leased_command(attempt.Start, lease_id, worker) for lease_id in lease_ids])
 
     async def heartbeat_all(self, lease_ids: Iterable[str], worker: str) -> list[QueueJob | Refused]:
-        """Renew many leases in one transaction; each is accepted or refused on its own."""
+        """Renew many leases in one request. Return the job or the refusal for each, in order."""
         check_text("worker", worker)
         return await self._send_all([self._leased_command(attempt.Extend, lease_id, worker) for lease_id in lease_ids])
 
     async def finish_all(self, ends: Iterable[JobOutcome], worker: str) -> list[QueueJob | Refused]:
-        """Finish many jobs in one transaction; each is accepted or refused on its own."""
+        """Finish many jobs in one request. Return the job or the refusal for each, in order."""
         check_text("worker", worker)
         commands: list[Command | Refused] = []
         for outcome in ends:
@@ -340,16 +347,21 @@ class AsyncQueue:
         return await self._send_all(commands)
 
     def _leased_command(
-        self, kind: type[attempt.LeasedCommand], lease_id: str, worker: str, **fields: Any
+        self, command_type: type[attempt.LeasedCommand], lease_id: str, worker: str, **fields: Any
     ) -> Command | Refused:
         try:
             lease_ref = parse_lease_id(lease_id)
         except Refused as refused:
             return refused
-        return kind(id=lease_ref.attempt_id, actor=worker_actor(worker), lease=lease_ref, tenant=self._tenant, **fields)
+        return command_type(
+            id=lease_ref.attempt_id, actor=worker_actor(worker), lease=lease_ref, tenant=self._tenant, **fields
+        )
 
     async def _send_all(self, commands: Sequence[Command | Refused]) -> list[QueueJob | Refused]:
-        """Apply the commands. Return one job or refusal for each, in order; given refusals are returned unchanged."""
+        """Apply the commands.
+
+        Return a job or refusal for each, in order; refusals among the commands are passed through.
+        """
         decisions = iter(await self._engine.do_all(command for command in commands if not isinstance(command, Refused)))
         results: list[QueueJob | Refused] = []
         for command in commands:
@@ -363,22 +375,24 @@ class AsyncQueue:
         return results
 
     async def stall(self, id: str, **options: Any) -> QueueJob:
-        """Revoke the lease, because its worker is no longer trusted. The job can be requeued."""
-        return await self._apply(attempt.Stall(id=await self._own_id(id), **check_options(options)))
+        """Revoke the lease of a job, because its worker is no longer trusted. The job can be requeued."""
+        return await self._apply(attempt.Stall(id=await self._check_tenant(id), **check_options(options)))
 
     async def requeue_stalled(self, id: str, **options: Any) -> QueueJob:
         """Make a stalled job claimable again."""
-        return await self._apply(attempt.Requeue(id=await self._own_id(id), **check_options(options)))
+        return await self._apply(attempt.Requeue(id=await self._check_tenant(id), **check_options(options)))
 
     async def hand_back(self, id: str, **options: Any) -> QueueJob:
         """Return a claimed job to the queue, because its worker leaves. This does not count as a lost lease."""
-        stall = attempt.Stall(id=await self._own_id(id), reason=attempt.HANDED_BACK, **check_options(options))
+        stall = attempt.Stall(id=await self._check_tenant(id), reason=attempt.HANDED_BACK, **check_options(options))
         return await self._apply(stall)
 
     async def cancel(self, id: str, reason: str = "CANCELED", **options: Any) -> QueueJob:
-        """Cancel the job: at once if it has no lease, else at its worker's next message or at the cancel deadline."""
+        """Cancel the job at once if it has no lease, else at its worker's next message or at the cancel deadline."""
         check_text("reason", reason)
-        return await self._apply(attempt.Cancel(id=await self._own_id(id), reason=reason, **check_options(options)))
+        return await self._apply(
+            attempt.Cancel(id=await self._check_tenant(id), reason=reason, **check_options(options))
+        )
 
     # -- read
 
@@ -391,8 +405,8 @@ class AsyncQueue:
             raise Refused("not_found", f"there is no job {id!r}; check the id")
         return QueueJob(record)
 
-    async def _own_id(self, id: str) -> str:
-        """Return the id of a job of this tenant, which never changes. Raises `Refused` `not_found` for all others."""
+    async def _check_tenant(self, id: str) -> str:
+        """Return the id if it is that of a job of this tenant. Raises `Refused` with `not_found` otherwise."""
         return (await self.get(id)).id
 
     async def events(self, id: str) -> list[dict[str, Any]]:
@@ -401,15 +415,15 @@ class AsyncQueue:
         return list(job_events(await self.log(id)))
 
     async def log(self, id: str = "", after: int = 0, limit: int = MAX_EVENTS) -> list[Event]:
-        """Return events of the log, of one job or of the whole tenant."""
+        """Return up to `limit` events with a `seq` above `after`, of one job or, without an id, of the tenant."""
         return await feed.read(self._store, after, limit, tenant=self._tenant, entity_id=id and valid_id(id))
 
     async def _send_leased(
-        self, kind: type[attempt.LeasedCommand], lease_id: str, options: dict[str, Any], **fields: Any
+        self, command_type: type[attempt.LeasedCommand], lease_id: str, options: dict[str, Any], **fields: Any
     ) -> QueueJob:
         lease_ref = parse_lease_id(lease_id)
-        actor = await self._actor(lease_ref.attempt_id, options)
-        command = kind(
+        actor = await self._worker_actor_of(lease_ref.attempt_id, options)
+        command = command_type(
             id=lease_ref.attempt_id,
             actor=actor,
             lease=lease_ref,
@@ -419,8 +433,11 @@ class AsyncQueue:
         )
         return await self._apply(command)
 
-    async def _actor(self, id: str, options: dict[str, Any]) -> str:
-        """Return the worker that is named in the options, else the one that the lease was granted to, as an actor."""
+    async def _worker_actor_of(self, id: str, options: dict[str, Any]) -> str:
+        """Return the actor of a message about an attempt: the worker named in the options.
+
+        If none is named, it is the worker to which the lease was granted. The option is removed.
+        """
         worker = options.pop("worker", None)
         if worker is not None:
             check_text("worker", worker)
@@ -458,12 +475,15 @@ def _cancellation(command: Command, record: Attempt) -> JobCanceled | None:
 
 
 def _random_id() -> str:
-    """Return a new id. Ids grow with time, so that jobs claimed together are neighbours in the store's index."""
+    """Return a new random id.
+
+    It begins with the time, so that jobs created together are neighbours in the store's index.
+    """
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
 
 
 def _failure_facts(error: str) -> Facts:
-    """Return the facts of a reported failure: the first line as message, the last lines for the failure rules."""
+    """Return the facts of a failure that was reported as text: its first line as message, its last lines as log."""
     lines = replace_surrogates(error).splitlines()
     message = next((line.strip() for line in lines if line.strip()), "")
     return Facts(error_code="FAILED", message=message, log_tail=tuple(lines[-MAX_ERROR_LINES:]))
@@ -477,8 +497,8 @@ def _finish_fields(outcome: object) -> dict[str, Any]:
     return {"is_success": False, "facts": _failure_facts(outcome.error)}
 
 
-def _copy(value: Any) -> Any:
-    """Copy a list or an object, so that a caller who changes it does not change the cached record."""
+def _deep_copy(value: Any) -> Any:
+    """Return a copy of a list or dict, so that a caller who changes it does not change the cached record."""
     if isinstance(value, list | dict):
         return msgspec.msgpack.decode(msgspec.msgpack.encode(value))
     return value

@@ -22,16 +22,17 @@ PoolKey = tuple[str, tuple[str, ...], tuple[str, ...]]
 
 
 class Overloaded(Exception):
-    """Too many commands wait already. Try again later."""
+    """Raised if too many commands wait already. The caller should retry later."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's request for up to `limit` attempts of its tenant that match its labels, best first.
+    """A worker's request for up to `limit` attempts of its tenant that match its labels, the most urgent first.
 
-    `start_immediately` grants and starts each attempt in the same transaction. `only_ids` restricts the claim to these
-    attempts. `tenant_limit` caps the tenant's live leases, including those of other workers; 0 means no limit.
+    `start_immediately` grants and starts each attempt in the same transaction. `only_ids`, if not empty, restricts the
+    claim to these attempts. `tenant_limit` caps the tenant's live leases, including those of other workers; 0 means no
+    limit.
 
-    `other_worker_labels` and `other_worker_ids` name, in the same order, the tenant's other live workers with free
+    `other_worker_labels` and `other_worker_ids` describe, in the same order, the tenant's other live workers with free
     capacity. An attempt that this worker lost before is left to them if one of them matches.
     """
 
@@ -50,21 +51,21 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pool_key(self) -> PoolKey:
-        """Return a key that is equal for all claims that may take the same attempts."""
+        """A key that is equal for all claims that may take the same attempts."""
         return self.tenant, self.labels, self.only_ids
 
 
 class ClaimedAttempt(msgspec.Struct, frozen=True):
-    """A granted attempt and the lease id that proves the right to run it. The lease id is not shown again."""
+    """A granted attempt and the lease id that proves the right to run it. The lease id is returned only here."""
 
     attempt: Attempt
     lease_id: str
 
 
 class ClaimResult(msgspec.Struct, frozen=True):
-    """The attempts that a claim got.
+    """The attempts that were granted for a claim.
 
-    `has_skipped` says that ready attempts were left because this worker may not have them; another worker may.
+    `has_skipped` says that ready attempts were skipped because this worker may not have them, although another may.
     `skipped_queue_keys` are the queues of those attempts.
     """
 
@@ -74,7 +75,7 @@ class ClaimResult(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """A request to carry out up to `limit` due deadlines. The response is the number of due records."""
+    """A request to apply the commands of up to `limit` due deadlines. The response is the number of due records."""
 
     limit: int = MAX_BATCH
 
@@ -84,7 +85,7 @@ Response = Decision | ClaimResult | int | Refused
 
 
 class PendingRequests(msgspec.Struct):
-    """Requests that one caller waits for together. Each is applied or refused on its own."""
+    """The requests of one caller, which waits for all of their responses. Each is applied or refused on its own."""
 
     requests: Sequence[Request]
     responses: asyncio.Future[list[Response]]

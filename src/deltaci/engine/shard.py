@@ -77,7 +77,7 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class Shard:
-    """One sequence of batches and the records that it caches."""
+    """Decides and writes requests in batches, one batch after the other, and caches records between them."""
 
     def __init__(
         self,
@@ -107,11 +107,11 @@ class Shard:
         self._is_stopped = False
 
     def caches(self, id: str) -> bool:
-        """Return whether this shard caches the record, so that it should decide commands for it."""
+        """Return whether this shard caches the record with this id; then it should decide commands for it."""
         return id in self._stored
 
     def submit(self, pending: PendingRequests) -> None:
-        """Queue requests for the next batch. Raises `Overloaded` if too many wait already."""
+        """Add requests to the inbox, for the next batch. Raises `Overloaded` if too many wait already."""
         if self._inbox_size >= MAX_WAITING:
             raise Overloaded(f"{MAX_WAITING} commands wait already; try again later")
         self._inbox.append(pending)
@@ -119,7 +119,10 @@ class Shard:
         self._has_requests.set()
 
     def _take_batch(self) -> list[PendingRequests]:
-        """Remove up to MAX_BATCH requests from the inbox in order. A caller with more than that forms its own batch."""
+        """Remove the requests of one or more callers from the inbox, in order, and return them.
+
+        They are up to MAX_BATCH requests. A caller with more requests than that forms its own batch.
+        """
         batch: list[PendingRequests] = []
         size = 0
         while self._inbox and (not batch or size + len(self._inbox[0].requests) <= MAX_BATCH):
@@ -131,7 +134,7 @@ class Shard:
         return batch
 
     async def run(self) -> None:
-        """Apply and answer batches until the shard is stopped."""
+        """Apply batches of requests and answer their callers, until the shard is stopped."""
         while not self._is_stopped:
             await self._has_requests.wait()
             batch = self._take_batch()
@@ -149,7 +152,11 @@ class Shard:
                     pending.responses.set_result(caller_responses)
 
     async def _apply_separately(self, batch: list[PendingRequests], error: Exception) -> None:
-        """Apply the requests of each caller on their own, so that one failing request does not fail the others."""
+        """Apply the requests of each caller in a batch of their own, after the whole batch failed with `error`.
+
+        Thus one failing request does not fail the others. Fail all callers if there is only one or the store is
+        unavailable.
+        """
         if len(batch) == 1 or isinstance(error, Unavailable):
             self._fail(batch, error)
             return
@@ -164,22 +171,29 @@ class Shard:
 
     @staticmethod
     def _fail(batch: Iterable[PendingRequests], error: BaseException) -> None:
+        """Answer each caller of the batch with the error."""
         for pending in batch:
             if not pending.responses.done():
                 pending.responses.set_exception(error)
 
     def stop(self) -> None:
-        """Start no further batch. Cancelling the task is not enough: a library that is about to return may drop it."""
+        """Start no further batch.
+
+        Cancelling the task is not enough: a library that is about to return may lose the cancellation.
+        """
         self._is_stopped = True
         self._has_requests.set()
 
     def cancel_pending(self) -> None:
-        """Cancel every request that is still in the inbox."""
+        """Cancel all requests in the inbox."""
         self._fail(self._inbox, asyncio.CancelledError())
         self._inbox.clear()
 
     async def apply(self, requests: Sequence[Request]) -> list[Response]:
-        """Apply one batch in one transaction; decide it again from stored records after each conflict."""
+        """Apply one batch in one transaction and return the responses.
+
+        After a conflict with another server, decide the batch again from the records as they are stored now.
+        """
         invariant_failures = 0
         for _ in range(MAX_CONFLICTS):
             try:
@@ -252,7 +266,10 @@ class Shard:
         return responses
 
     def _cache_loaded(self, stored_records: list[StoredRecord], required_ids: Iterable[str] = ()) -> list[StoredRecord]:
-        """Cache and return loaded records, and remember that the other required ids have no record."""
+        """Cache the records that were loaded from the store, and return them.
+
+        Remember, for this batch, that the ids in `required_ids` that were not loaded have no record.
+        """
         for stored in stored_records:
             id = stored.record.id
             self._loaded_ids.add(id)
@@ -269,7 +286,10 @@ class Shard:
         return stored_records
 
     def _evict_uncacheable(self) -> None:
-        """Evict records that other servers may change, and the knowledge that a record does not exist."""
+        """Evict the records that other servers may change, and forget which ids have no record.
+
+        Done after each batch.
+        """
         for id in (*self._absent_ids, *self._loaded_ids):
             if not is_cacheable(self._unit_of_work.records.get(id)):
                 self._unit_of_work.records.pop(id, None)
@@ -280,7 +300,10 @@ class Shard:
     def _try_decide(
         self, command: Command, now: int, changed: dict[str, Record], events: list[Event]
     ) -> Decision | None:
-        """Decide the common case: all records are loaded and the command changes something. Else return None."""
+        """Return the decision in the common case: all records are loaded and the command changes something.
+
+        Otherwise return None; `_decide` then handles the command.
+        """
         try:
             decision = decide(self._unit_of_work, command, now)
         except (NotLoaded, Refused, InvariantBroken):
@@ -294,7 +317,11 @@ class Shard:
     def _decide(
         self, command: Command, now: int, changed: dict[str, Record], events: list[Event]
     ) -> Transaction[Decision | Refused]:
-        """Decide a command: load the records that it turns out to need, and decide again if cached ones were stale."""
+        """Decide a command and return the decision or the refusal.
+
+        Load the records that it turns out to need. Before a refusal, or a decision without changes, read stale cached
+        records again.
+        """
         loads = 0
         while True:
             try:
@@ -323,10 +350,10 @@ class Shard:
             return decision
 
     def _evict_stale(self, id: str, changed: dict[str, Record]) -> bool:
-        """Evict cached records that were not read in this batch. Return True if any were: then decide again.
+        """Evict cached records that were not read from the store in this batch. Return whether there were any.
 
-        A write is guarded by its version. A refusal or a repeat writes nothing, so it must not rest on a cached record
-        that another server may have changed.
+        If so, the caller decides again. A write is guarded by its version. A refusal or a repeat writes nothing, so it
+        must not rest on a cached record that another server may have changed.
         """
         record = self._unit_of_work.records.get(id)
         if is_queue_attempt(record):
@@ -352,7 +379,10 @@ class Shard:
             self._cache_loaded(stored_records, missing.ids)
 
     def _count_live_leases(self, claims: Iterable[Claim]) -> Transaction[None]:
-        """Count the live leases of each tenant whose claims have a limit. Must come first, see `CountLiveLeases`."""
+        """Count the live leases of each tenant whose claims have a limit.
+
+        This must be the first query of the transaction, see `CountLiveLeases`.
+        """
         self._live_leases.clear()
         limits: dict[str, int] = {}
         for claim in claims:
@@ -365,13 +395,17 @@ class Shard:
             self._live_leases[tenant] = yield CountLiveLeases(tenant, limits[tenant])
 
     def _remaining_limit(self, claim: Claim) -> int:
-        """Return how many attempts the claim may get, given the tenant's leases in the store and in this batch."""
+        """Return how many attempts the claim may get, given its own limit and the tenant's limit on live leases."""
         if not claim.tenant_limit:
             return claim.limit
         return max(0, min(claim.limit, claim.tenant_limit - self._live_leases[claim.tenant]))
 
     def _ready_pool(self, claim: Claim, now: int, ready: list[StoredRecord] | None) -> Transaction[list[StoredRecord]]:
-        """Return the ready attempts shared by all claims of this batch with the same pool key; query them only once."""
+        """Return the ready attempts that this claim may choose from.
+
+        All claims of the batch with the same pool key share them, so they are queried only once. `ready` has the
+        attempts that were loaded already, if any.
+        """
         pool_key = claim.pool_key
         if ready is not None and not any(isinstance(stored.record, UnreadableRecord) for stored in ready):
             self._pools[pool_key] = self._cache_loaded(ready)
@@ -384,20 +418,21 @@ class Shard:
             stored_records: list[StoredRecord] = yield from self._unreadable_reporter.find_readable(
                 query, now + STUCK_SECONDS * SECOND
             )
-            found_granted_count = sum(not self._is_still_ready(stored) for stored in stored_records)
-            if found_granted_count <= granted_count or len(stored_records) < query.limit:
+            granted_in_result = sum(not self._is_still_ready(stored) for stored in stored_records)
+            if granted_in_result <= granted_count or len(stored_records) < query.limit:
                 self._pools[pool_key] = self._cache_loaded(stored_records)
-            granted_count = found_granted_count
+            granted_count = granted_in_result
         return self._pools[pool_key]
 
     def _is_still_ready(self, stored: StoredRecord) -> bool:
-        """Return whether the attempt can still be claimed after the decisions of this batch."""
+        """Return whether the attempt is still ready to be claimed after the decisions of this batch so far."""
         record = self._unit_of_work.records.get(stored.record.id, stored.record)
         return isinstance(record, Attempt) and ready_at(record) is not None
 
     def _claim(
         self, claim: Claim, now: int, ready: list[StoredRecord] | None, changed: dict[str, Record], events: list[Event]
     ) -> Transaction[ClaimResult]:
+        """Grant ready attempts for the claim, up to its limit. Return them, and the skipped attempts."""
         limit = self._remaining_limit(claim)
         if not limit:
             return ClaimResult([])
@@ -444,7 +479,10 @@ class Shard:
         return ClaimResult(claimed, bool(skipped), skipped_queue_keys(skipped))
 
     def _next_pool(self, claim: Claim, now: int, skipped: list[StoredRecord]) -> Transaction[list[StoredRecord]]:
-        """Query the ready attempts again, without held groups and without the attempts that were skipped."""
+        """Query the ready attempts again, and return them without the attempts that were skipped.
+
+        The new query leaves out concurrency groups that are known to be held now.
+        """
         del self._pools[claim.pool_key]
         skipped_ids = {stored.record.id for stored in skipped}
         pool = yield from self._ready_pool(claim, now, None)
@@ -459,7 +497,10 @@ class Shard:
         changed: dict[str, Record],
         events: list[Event],
     ) -> Transaction[ClaimedAttempt | None]:
-        """Grant a lease of the attempt to the claiming worker. Return None if the worker may not have it."""
+        """Grant a lease of the attempt to the claiming worker, and start the attempt if the claim asks for it.
+
+        Return None if that is refused.
+        """
         actor = worker_actor(claim.worker_id)
         salt = ""
         lease_number = record.claims + 1
@@ -493,7 +534,7 @@ class Shard:
     def _run_due(
         self, tick: Tick, now: int, changed: dict[str, Record], events: list[Event], due_times: dict[str, int | None]
     ) -> Transaction[int]:
-        """Apply the command of each due record. Return how many records were found due."""
+        """Apply the command of each record whose deadline is due. Return how many records the store found due."""
         retry_at = now + STUCK_SECONDS * SECOND
         stored_records = yield from self._unreadable_reporter.find_readable(FindDue(now, tick.limit), retry_at)
         self._cache_loaded(stored_records)
@@ -517,7 +558,7 @@ class Shard:
         return next_due(record) if record is not None else None
 
     def _put_changed(self, record: Record, due_times: dict[str, int | None]) -> Put:
-        """Return the write of a changed record."""
+        """Return the `Put` that writes a changed record with its ready time and its due time."""
         version, old_due_at = self._stored.get(record.id, (0, None))
         due = next_due(record)
         due_at = due[0] if due is not None else None
@@ -527,13 +568,13 @@ class Shard:
         return Put(record, version, ready_at(record), due_at, is_over(record))
 
     def _put_due_time(self, id: str, due_at: int | None) -> Put:
-        """Return the write that changes only the due time of a record."""
+        """Return the `Put` that changes only the stored due time of a record."""
         record = self._unit_of_work.records[id]
         assert record is not None
         return Put(record, self._stored[id][0], ready_at(record), due_at, is_over(record))
 
     def _update_cache(self, put: Put) -> None:
-        """Keep the version that a write produced, or evict the record if it should not stay cached."""
+        """Store the new version of a written record, or evict the record if it must not stay cached."""
         id = put.record.id
         if put.is_terminal or not is_cacheable(put.record):
             self._unit_of_work.records.pop(id, None)
@@ -543,12 +584,15 @@ class Shard:
 
 
 def related_ids(command: Command) -> Iterable[str]:
-    """Return the ids of the records that a command needs: its own and, for an attempt, its job, run and worker."""
+    """Return the ids of the records that a command probably needs.
+
+    These are the record itself and, for one of a run, its run and its job, and the worker that sent the command.
+    """
     yield command.id
-    run_id, separator, rest = command.id.partition("/")
+    run_id, separator, name_in_run = command.id.partition("/")
     if separator:
         yield run_id
-        yield f"{run_id}/{rest.rpartition('.')[0] or rest}"
+        yield f"{run_id}/{name_in_run.rpartition('.')[0] or name_in_run}"
         kind, _, worker_id = command.actor.partition(":")
         if kind == RUNNER:
             yield worker_id
@@ -560,5 +604,8 @@ def is_queue_attempt(record: Record | None) -> bool:
 
 
 def is_cacheable(record: Record | None) -> bool:
-    """Return whether the record may stay cached: its worker will send a command soon, and hardly anybody else will."""
+    """Return whether the record may stay cached after a batch: a leased attempt of the plain queue.
+
+    Its worker will send a command soon, and other servers hardly ever change it.
+    """
     return type(record) is Attempt and not record.job_id and record.lease is not None

@@ -1,4 +1,4 @@
-"""The loop that carries out due deadlines. Any number of servers may run it: each takes different rows."""
+"""The loop that applies the commands of due deadlines. Any number of servers may run it: each takes different rows."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class Timers:
-    """Carries out leases, accept windows, timeouts, backoffs and deadlines, in batches, by the store's clock."""
+    """Ends leases, accept windows, timeouts, retry delays and other deadlines that are due.
+
+    They are due by the store's clock, and handled in batches.
+    """
 
     def __init__(self, engine: Engine, poll_seconds: float = POLL_SECONDS) -> None:
         self._engine = engine
         self._poll_seconds = poll_seconds
 
     async def run(self) -> None:
-        """Carry out due deadlines; pause only when less than a full batch was due."""
+        """Apply due deadlines forever. Pause only after a batch that was not full."""
         last_failure = ""
         while True:
             count, failure = 0, ""

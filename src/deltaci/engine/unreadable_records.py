@@ -1,7 +1,7 @@
-"""Reports each stored record that cannot be decoded once, and lets the engine continue with all others.
+"""Logs each stored record that cannot be decoded once, and lets the engine continue with all others.
 
-The bytes may be damaged, or written by a newer version that runs beside this one. So the record is left as it is; only
-the time of the next look at it is postponed.
+The bytes may be damaged, or written by a newer version that runs beside this one. So the record is not changed; only
+the time at which it is read again is postponed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class UnreadableRecordReporter:
         self._reported_ids: set[str] = set()
 
     def report(self, record: UnreadableRecord) -> None:
-        """Log the record unless that was done before."""
+        """Log an error about the record, unless one was logged before."""
         if record.id in self._reported_ids:
             return
         if len(self._reported_ids) >= MAX_REPORTED_IDS:
@@ -39,7 +39,11 @@ class UnreadableRecordReporter:
         )
 
     def find_readable(self, query: FindReady | FindDue, retry_at: int) -> Transaction[list[StoredRecord]]:
-        """Run the query until all results are readable. Postpone the unreadable ones until `retry_at`."""
+        """Return the readable results of the query.
+
+        The query is repeated until all of its results are readable; unreadable records are logged and postponed until
+        `retry_at`.
+        """
         while True:
             stored_records: list[StoredRecord] = yield query
             unreadable = [stored.record for stored in stored_records if isinstance(stored.record, UnreadableRecord)]
@@ -51,7 +55,7 @@ class UnreadableRecordReporter:
 
 
 def unreadable_refusal(record: Record | None) -> Refused | None:
-    """Return the refusal for a request that needs this record if it is unreadable, else None."""
+    """Return the `Refused` for a request about this record if the record is unreadable, else None."""
     if not isinstance(record, UnreadableRecord):
         return None
     return Refused(

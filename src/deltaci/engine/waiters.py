@@ -1,4 +1,4 @@
-"""Blocked claims: workers that wait for work, grouped by what they can run.
+"""Blocked claims: workers that wait for work, grouped by tenant and labels.
 
 1. Workers with the same tenant and labels form one group and are served in order of arrival.
 2. A commit says how many attempts became ready in which queue. That wakes as many waiters as there are new attempts.
@@ -37,7 +37,7 @@ LeaseLimit = Callable[[str], Awaitable[int]]  # How many live leases a tenant ma
 class ClaimPermit(msgspec.Struct, frozen=True):
     """Permission for one waiter to query the store.
 
-    `wakes_more` wakes further waiters after a successful claim. `handovers` is how often the permit may still be passed
+    With `wakes_more`, a successful claim wakes further waiters. `handovers` is how often the permit may still be passed
     on because there is work, but not for this worker.
     """
 
@@ -46,7 +46,7 @@ class ClaimPermit(msgspec.Struct, frozen=True):
 
 
 class WaiterGroup:
-    """Workers with the same tenant and labels, in order of arrival."""
+    """The waiting claims of workers with the same tenant and labels, in order of arrival."""
 
     def __init__(self, key: GroupKey) -> None:
         self.key = key
@@ -57,37 +57,43 @@ class WaiterGroup:
         self._repeats: list[ClaimPermit] = []
 
     def permit(self, *, wakes_more: bool = False) -> ClaimPermit:
-        """Return a permit that up to MAX_HANDOVERS waiters may pass on when the work does not fit them."""
+        """Return a permit that can be handed over once per waiter of the group, at most MAX_HANDOVERS times."""
         return ClaimPermit(wakes_more, min(len(self.waiting), MAX_HANDOVERS))
 
     def wake(self, permit: ClaimPermit, count: int) -> int:
-        """Give the permit to the first `count` waiters. Return how many there were."""
+        """Give the permit to the first `count` waiters of the group, or all if there are fewer.
+
+        Return how many were woken.
+        """
         count = min(count, len(self.waiting))
         for _ in range(count):
             self.waiting.popitem(last=False)[0].wake(permit)
         return count
 
     def offer(self) -> None:
-        """Let one waiter query the store, and more if it finds something."""
+        """Let one waiter of the group query the store. If it finds work, it wakes more."""
         permit = self.permit(wakes_more=True)
         self.request_repeats(permit, 1)
         self.wake(permit, 1)
 
     def request_repeats(self, permit: ClaimPermit, count: int) -> None:
-        """Have up to `count` queries in flight repeated: they may have started before the new work was visible."""
+        """Have up to `count` of the group's queries in flight repeated with this permit, if they find nothing.
+
+        They may have started before the new work was visible.
+        """
         self._repeats += [permit] * min(count, self.query_count - len(self._repeats))
 
     def take_repeat(self) -> ClaimPermit | None:
-        """Remove and return the permit to repeat a query that found nothing, if there is one."""
+        """Remove and return the permit of one requested repeat, or None if no repeat is requested."""
         return self._repeats.pop() if self._repeats else None
 
     def trim_repeats(self) -> None:
-        """Keep no more repeats than there are queries in flight."""
+        """Drop requested repeats until there are no more of them than queries in flight."""
         del self._repeats[self.query_count :]
 
 
 class Waiter:
-    """One blocked claim. It waits for a permit again and again until it leaves."""
+    """One blocked claim. Each call of `wait` waits for one permit, until `leave` is called."""
 
     __slots__ = ("_group", "_has_left", "_permit")
 
@@ -97,13 +103,13 @@ class Waiter:
         self._has_left = False
 
     def wake(self, permit: ClaimPermit | None) -> None:
-        """End the wait with this permit, or without one because the waiter leaves."""
+        """End the current wait with this permit, or with None because the waiter leaves."""
         assert self._permit is not None
         if not self._permit.done():
             self._permit.set_result(permit)
 
     def leave(self, *_: object) -> None:
-        """Stop waiting."""
+        """End the current wait without a permit, and all later ones at once."""
         self._has_left = True
         if self._group.waiting.pop(self, self) is None:
             self.wake(None)
@@ -112,7 +118,10 @@ class Waiter:
         return self._has_left
 
     async def wait(self, *, is_first: bool = False) -> ClaimPermit | None:
-        """Wait for a permit, at the end of the group or as its first. Return None after `leave`."""
+        """Wait for a permit and return it; None after `leave`.
+
+        With `is_first`, wait in front of the group, else at its end.
+        """
         if self._is_leaving():
             return None
         self._permit = asyncio.get_running_loop().create_future()
@@ -122,15 +131,15 @@ class Waiter:
             permit = await self._permit
         except asyncio.CancelledError:
             if self._group.waiting.pop(self, self) is self and not self._permit.cancelled():
-                self._pass_on(self._permit.result())
+                self._hand_over(self._permit.result())
             raise
         if self._is_leaving():
-            self._pass_on(permit)
+            self._hand_over(permit)
             return None
         return permit
 
-    def _pass_on(self, permit: ClaimPermit | None) -> None:
-        """Give a permit that this waiter cannot use to the next one."""
+    def _hand_over(self, permit: ClaimPermit | None) -> None:
+        """Give a permit that this waiter cannot use to the next waiter of its group."""
         if permit is not None:
             self._group.wake(permit, 1)
 
@@ -155,7 +164,7 @@ class ClaimWaiters:
         self._is_closed = False
 
     def close(self) -> None:
-        """End all present and later waits with an empty result."""
+        """End all present and later waits. Their claims return no attempts."""
         self._is_closed = True
         for group in self._groups.values():
             for waiter in list(group.waiting):
@@ -173,7 +182,10 @@ class ClaimWaiters:
     async def claim(
         self, claim: Claim, wait_seconds: float = 0.0, disconnected: Disconnected | None = None
     ) -> list[ClaimedAttempt]:
-        """Claim now, or wait up to `wait_seconds` for the first attempt. Claim nothing after `disconnected` returns."""
+        """Claim attempts, and wait up to `wait_seconds` for the first one.
+
+        Return none if the time is over or the coroutine `disconnected()` has returned.
+        """
         if wait_seconds <= 0 or claim.only_ids:  # A claim for certain attempts gets these or none; it never waits.
             return (await self._try_claim(claim)).claimed
         group = self._enter((claim.tenant, claim.labels))
@@ -189,6 +201,7 @@ class ClaimWaiters:
     async def _wait(
         self, group: WaiterGroup, claim: Claim, seconds: float, disconnected: Disconnected | None
     ) -> list[ClaimedAttempt]:
+        """Wait for permits and query the store with each, until a query finds work or the wait ends."""
         waiter = Waiter(group)
         timer = asyncio.get_running_loop().call_later(seconds, waiter.leave)
         disconnect_task = asyncio.create_task(disconnected()) if disconnected is not None else None
@@ -211,37 +224,46 @@ class ClaimWaiters:
                 disconnect_task.cancel()
 
     async def _claim_with_permit(self, group: WaiterGroup, permit: ClaimPermit, claim: Claim) -> ClaimResult:
-        """Query the store, repeat the query while that was asked for, and wake other waiters by the result."""
+        """Query the store, and repeat the query while that is requested and nothing is found. Return the last result.
+
+        If work was skipped, hand the permit over; if work was found, wake more waiters.
+        """
         while True:
             group.query_count += 1
             try:
                 result = await self._try_claim(claim)
             finally:
                 group.query_count -= 1
-            repeat = None if result.claimed else group.take_repeat()
+            repeat_permit = None if result.claimed else group.take_repeat()
             group.trim_repeats()
             if result.has_skipped and permit.handovers:
-                handed_over = ClaimPermit(permit.wakes_more, permit.handovers - 1)
-                self._pass_on(group, handed_over, result.skipped_queue_keys)
+                next_permit = ClaimPermit(permit.wakes_more, permit.handovers - 1)
+                self._hand_over(group, next_permit, result.skipped_queue_keys)
             elif result.claimed and permit.wakes_more:
                 group.wake(permit, WAKES_AFTER_SUCCESS)
-            if repeat is None:
+            if repeat_permit is None:
                 return result
-            permit = repeat
+            permit = repeat_permit
 
-    def _pass_on(self, group: WaiterGroup, permit: ClaimPermit, queue_keys: tuple[str, ...]) -> None:
-        """Wake the next waiter of the group; if none waits, one of another group that matches a skipped queue."""
+    def _hand_over(self, group: WaiterGroup, permit: ClaimPermit, queue_keys: tuple[str, ...]) -> None:
+        """Wake the next waiter of the group with the permit.
+
+        If none waits, wake, for each skipped queue, a waiter of another group whose labels match it.
+        """
         if group.wake(permit, 1):
             return
         for queue_key in queue_keys:
             required = required_labels(queue_key)
-            for other in self._groups.values():
-                if other.waiting and other.key[0] == group.key[0] and required <= other.labels:
-                    other.wake(permit, 1)
+            for other_group in self._groups.values():
+                if other_group.waiting and other_group.key[0] == group.key[0] and required <= other_group.labels:
+                    other_group.wake(permit, 1)
                     break
 
     async def _try_claim(self, claim: Claim) -> ClaimResult:
-        """Query the store once, with the tenant's limit and the other workers as of now, not as of the wait's start."""
+        """Query the store once for ready attempts.
+
+        The tenant's limit and the other workers are determined anew, because they may have changed during the wait.
+        """
         if self._lease_limit is not None and (limit := await self._lease_limit(claim.tenant)) != claim.tenant_limit:
             claim = msgspec.structs.replace(claim, tenant_limit=limit)
         if self._find_other_workers is not None:
@@ -250,6 +272,7 @@ class ClaimWaiters:
         return await self._engine.try_claim(claim)
 
     def _enter(self, key: GroupKey) -> WaiterGroup:
+        """Return the group with this key, with one more member; create it if it does not exist."""
         group = self._groups.get(key)
         if group is None:
             if not self._groups:
@@ -259,6 +282,7 @@ class ClaimWaiters:
         return group
 
     def _leave(self, group: WaiterGroup) -> None:
+        """Remove one member from the group, and the group itself after its last member."""
         group.member_count -= 1
         if not group.member_count:
             del self._groups[group.key]
@@ -268,7 +292,10 @@ class ClaimWaiters:
                     self._all_left.set_result(None)
 
     def _on_commit(self, ready: ReadyCounts | None) -> None:
-        """Wake as many waiters per tenant and queue as attempts became ready; `None` means that any may be ready."""
+        """Wake waiters after a commit: for each tenant and queue, as many as attempts became ready.
+
+        `None` means that it is unknown which became ready: one waiter of each group is woken.
+        """
         if ready is None:
             self._offer_to_groups()
             return
@@ -290,19 +317,22 @@ class ClaimWaiters:
                 self._groups.move_to_end(group.key)
 
     def _offer_capacity(self, tenant: str) -> None:
-        """Let one waiter of each of the tenant's groups query: the tenant may have more leases now."""
+        """Let one waiter of each of the tenant's groups query the store: the tenant may have more leases now."""
         for group in list(self._groups.values()):
             if group.key[0] == tenant:
                 group.offer()
 
     def _offer_to_groups(self) -> None:
-        """Let one waiter per group query, for up to MAX_POLLED_GROUPS groups."""
+        """Let one waiter of each group query the store.
+
+        If there are more than MAX_POLLED_GROUPS, the groups take turns.
+        """
         for key in list(self._groups)[:MAX_POLLED_GROUPS]:
             self._groups.move_to_end(key)
             self._groups[key].offer()
 
     async def _poll(self) -> None:
-        """Poll while any claim waits."""
+        """Periodically let one waiter of each group query the store, as long as there are groups."""
         try:
             while self._groups:
                 await asyncio.sleep(self._commit_hints.poll_delay())

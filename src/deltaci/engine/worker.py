@@ -46,11 +46,17 @@ Handler = Callable[["Task"], Any] | Callable[["Task"], Awaitable[Any]]
 
 
 class Fenced(BaseException):
-    """Raised in a plain handler that must stop. Not an Exception, so that the handler does not catch it by accident."""
+    """Raised in a handler that runs in a thread, to stop it.
+
+    It is not an `Exception`, so that the handler does not catch it by accident.
+    """
 
 
 class Task:
-    """The argument of a handler: the claimed job, and whether the handler must stop (`is_fenced`)."""
+    """The argument of a handler: the claimed job, and whether the handler must stop (`is_fenced`).
+
+    Until `proved_until`, by the monotonic clock, the lease is certainly live.
+    """
 
     def __init__(self, job: ClaimedJob, proved_until: float) -> None:
         self.job = job
@@ -60,7 +66,7 @@ class Task:
         self.stop: Callable[[], object] = lambda: None
 
     def fence(self) -> None:
-        """Stop the handler: cancel it, or raise `Fenced` in its thread."""
+        """Stop the handler: cancel it if it is async, or raise `Fenced` in its thread."""
         self.is_fenced = True
         self.stop()
 
@@ -74,7 +80,7 @@ class _FinishedTask(msgspec.Struct, frozen=True):
 class _HandlerThreads:
     """Runs plain handlers in a thread pool and async handlers in an event loop in another thread.
 
-    Finished tasks are collected, and the worker's loop is woken once for all of them.
+    Finished tasks are collected. `wake` is called, in a handler's thread, when the first one can be taken.
     """
 
     def __init__(self, handler: Handler, name: str, concurrency: int, wake: Callable[[], object]) -> None:
@@ -92,7 +98,7 @@ class _HandlerThreads:
         is_running.wait()  # Some loops lose a call from another thread that arrives before they run.
 
     def begin(self, tasks: Sequence[Task]) -> None:
-        """Run the handler for each task."""
+        """Start the handler for each task, without waiting for it."""
         if self._threads is None:
             self._loop.call_soon_threadsafe(self._start_async, tasks)
             return
@@ -100,25 +106,28 @@ class _HandlerThreads:
             self._threads.submit(self._run_in_thread, task)
 
     def _run_loop(self) -> None:
-        """Run the handlers' loop until it is stopped, then cancel the handlers that still run and close it."""
+        """Run the event loop of async handlers until it is stopped.
+
+        Then cancel the handlers that still run and close the loop.
+        """
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
-            left = asyncio.all_tasks(self._loop)
-            for handler_run in left:
+            unfinished = asyncio.all_tasks(self._loop)
+            for handler_run in unfinished:
                 handler_run.cancel()
-            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self._loop.run_until_complete(asyncio.gather(*unfinished, return_exceptions=True))
         finally:
             self._loop.close()
 
     def take_finished(self) -> list[_FinishedTask]:
-        """Remove and return the finished tasks."""
+        """Remove and return the tasks that have finished since the last call."""
         with self._lock:
             finished, self._finished = self._finished, []
         return finished
 
     def close(self) -> None:
-        """Stop the loop. Threads that still run end with the process."""
+        """Stop the event loop. A plain handler that still runs ends with the process."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         if self._threads is not None:
             self._threads.shutdown(wait=False)
@@ -148,7 +157,7 @@ class _HandlerThreads:
             self._add_finished(_FinishedTask(task, result))
 
     def _run_in_thread(self, task: Task) -> None:
-        guard = _CrashGuard()
+        guard = _ThreadFence()
         task.stop = guard.trigger
         finished = _FinishedTask(task, error=Fenced())
         try:
@@ -162,8 +171,8 @@ class _HandlerThreads:
         self._add_finished(finished)
 
 
-class _CrashGuard:
-    """Lets another thread raise `Fenced` in the thread that created it, until `disarm` is called."""
+class _ThreadFence:
+    """Lets another thread raise `Fenced` in the thread that created the guard, until that calls `disarm`."""
 
     def __init__(self) -> None:
         self._thread = ctypes.c_ulong(threading.get_ident())
@@ -171,13 +180,13 @@ class _CrashGuard:
         self._is_armed = True
 
     def trigger(self) -> None:
-        """Raise `Fenced` in the guarded thread, unless disarmed."""
+        """Raise `Fenced` in the guarded thread, unless the guard is disarmed."""
         with self._lock:
             if self._is_armed:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, ctypes.py_object(Fenced))
 
     def disarm(self) -> None:
-        """Make sure that nothing is raised in this thread any more, because the handler has returned."""
+        """Make sure that `trigger` raises nothing any more, because the handler has returned."""
         with self._lock:
             self._is_armed = False
         # An exception set just before is raised now: the interpreter checks for it in every iteration of a loop.
@@ -186,7 +195,7 @@ class _CrashGuard:
 
 
 class Worker:
-    """Claims jobs and runs up to `concurrency` of them at once through one handler."""
+    """Claims jobs of a queue and runs up to `concurrency` of them at once through one handler."""
 
     def __init__(
         self,
@@ -218,12 +227,18 @@ class Worker:
         self._has_capacity = asyncio.Event()
 
     def stop(self) -> None:
-        """Claim no more jobs. Let running jobs finish, and hand back the jobs that do not finish in time."""
+        """Claim no more jobs.
+
+        Running jobs may finish within `drain_seconds`; the others are stopped and handed back.
+        """
         self._is_stopping.set()
         self._has_capacity.set()
 
     async def run(self, *, until_empty: bool = False) -> None:
-        """Work until stopped or, with `until_empty`, until nothing is left to claim."""
+        """Claim and run jobs until the worker is stopped.
+
+        With `until_empty`, return as soon as nothing is left to claim and all running jobs have finished.
+        """
         loop = asyncio.get_running_loop()
         wake = partial(loop.call_soon_threadsafe, self._has_finished_tasks.set)
         handlers = _HandlerThreads(self._handler, self.name, self._concurrency, wake)
@@ -246,20 +261,20 @@ class Worker:
 
     async def _claim_loop(self, handlers: _HandlerThreads, *, until_empty: bool) -> None:
         while not self._is_stopping.is_set():
-            free = min(self._concurrency - len(self._tasks) - self._claiming_count, self._max_claim)
-            if free <= 0:
+            free_slots = min(self._concurrency - len(self._tasks) - self._claiming_count, self._max_claim)
+            if free_slots <= 0:
                 self._has_capacity.clear()
                 await self._has_capacity.wait()
                 continue
             claimed_at = time.monotonic()
-            self._claiming_count += free
+            self._claiming_count += free_slots
             try:
-                claimed = await self._claim(free, 0.0 if until_empty else CLAIM_WAIT_SECONDS)
+                claimed = await self._claim(free_slots, 0.0 if until_empty else CLAIM_WAIT_SECONDS)
             except (Unavailable, Conflict):
                 await self._wait_before_retry()
                 continue
             finally:
-                self._claiming_count -= free
+                self._claiming_count -= free_slots
                 self._has_capacity.set()  # The claim may have returned fewer jobs than it asked for.
             if claimed:
                 tasks = [Task(job, self._lease_end(claimed_at)) for job in claimed]
@@ -272,7 +287,7 @@ class Worker:
                 await self._has_capacity.wait()
 
     async def _claim(self, limit: int, wait_seconds: float) -> list[ClaimedJob]:
-        claiming = asyncio.ensure_future(
+        claim_task = asyncio.ensure_future(
             self._queue.claim_next(
                 self.name,
                 labels=self._labels,
@@ -282,14 +297,17 @@ class Worker:
                 starts=True,
             )
         )
-        stopping = asyncio.ensure_future(self._is_stopping.wait())
-        await asyncio.wait({claiming, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        stop_task = asyncio.ensure_future(self._is_stopping.wait())
+        await asyncio.wait({claim_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
+        stop_task.cancel()
         # Never cancel a claim in flight: its jobs would be blocked until their leases end.
-        return await claiming
+        return await claim_task
 
     def _lease_end(self, claimed_at: float) -> float:
-        """Return a monotonic time before the lease's end: the lease began no earlier than the request was sent."""
+        """Return a monotonic time that is safely before the end of a lease that was requested at `claimed_at`.
+
+        The lease began no earlier than the request was sent.
+        """
         return claimed_at + self._ttl_seconds - self._margin
 
     async def _wait_before_retry(self) -> None:
@@ -299,7 +317,10 @@ class Worker:
     async def _send_until_acknowledged(
         self, tasks: Sequence[Task], send: Callable[[], Awaitable[list[QueueJob | Refused]]]
     ) -> Sequence[QueueJob | Refused | None]:
-        """Repeat a request until it is answered. Return None for each task if all their leases have ended before."""
+        """Repeat a request while the store fails, and return the answers.
+
+        Return None for each task if all of their leases have ended before there was an answer.
+        """
         while time.monotonic() < max(task.proved_until for task in tasks):
             sent_at = time.monotonic()
             try:
@@ -314,7 +335,7 @@ class Worker:
         return [None] * len(tasks)
 
     async def _report_finished(self, handlers: _HandlerThreads) -> None:
-        """Report finished tasks to the queue, all available ones in one request."""
+        """Report finished tasks to the queue, forever. All that are available are reported in one request."""
         while True:
             await self._has_finished_tasks.wait()
             self._has_finished_tasks.clear()
@@ -334,7 +355,7 @@ class Worker:
         self._has_capacity.set()
 
     async def _renew_leases(self) -> None:
-        """Renew all leases, and fence tasks whose lease may have ended."""
+        """Renew all leases periodically, and fence each task whose lease may have ended."""
         interval = max(0.2, min(self._ttl_seconds / 4, self._margin))
         heartbeat_at = time.monotonic() + interval
         while True:
@@ -367,31 +388,31 @@ class Worker:
                 task.fence()
 
     async def _drain(self) -> None:
-        """Wait for running tasks until the drain time is over, then stop and hand back the others."""
+        """Wait up to `drain_seconds` for running tasks, then stop the others and hand their jobs back."""
         deadline = time.monotonic() + self._drain_seconds
         while self._tasks and time.monotonic() < deadline:
             self._has_capacity.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._has_capacity.wait(), max(0.0, deadline - time.monotonic()))
-        late = list(self._tasks.values())
-        for task in late:
+        unfinished = list(self._tasks.values())
+        for task in unfinished:
             task.fence()
         deadline = time.monotonic() + STOP_SECONDS
         while self._tasks and time.monotonic() < deadline:
             self._has_capacity.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._has_capacity.wait(), max(0.0, deadline - time.monotonic()))
-        for task in late:
+        for task in unfinished:
             # A handler that did not stop may still be working: its lease must expire by itself.
             if task.job.id not in self._tasks:
                 await self._hand_back(task)
 
     async def _hand_back(self, task: Task) -> None:
-        """Return the job to the queue, unless another worker has claimed it by now."""
+        """Return the job to the queue, unless it has ended or another worker has claimed it."""
         with suppress(Refused, Unavailable, Conflict):
-            now = await self._queue.get(task.job.id)
-            if now.owner == self.name and now.attempt == task.job.attempt:
-                await self._queue.hand_back(now.id, expected_rev=now.rev)
+            current_job = await self._queue.get(task.job.id)
+            if current_job.owner == self.name and current_job.attempt == task.job.attempt:
+                await self._queue.hand_back(current_job.id, expected_rev=current_job.rev)
 
 
 def _outcome(finished: _FinishedTask) -> JobOutcome:
@@ -410,7 +431,7 @@ def _outcome(finished: _FinishedTask) -> JobOutcome:
 
 
 def _summary_line(error: BaseException) -> str:
-    """Return the exception's type and message as one line."""
+    """Return the exception's type and message as one line, with a newline."""
     name = type(error).__name__
     try:
         text = str(error).strip()
