@@ -94,7 +94,7 @@ def test_postgresql_takes_the_key_or_an_index(postgres_dsn: str, state: str) -> 
             (postgres._LOAD_JOBS, "('r1', 1)", "history_run"),
             (postgres._LOAD, "('{r1, r2}')", "records_pkey"),
             (postgres._LOAD, "('{r1, r2}')", "history_pkey"),
-            (postgres._OPEN, "('{r1, r2}')", "records_pkey"),
+            (postgres._BEGIN, "('{r1, r2}')", "records_pkey"),
             (postgres._COUNT_LIVE_LEASES, "('acme', 5)", "records_held"),
             (document_backends.FIND.format(m="$"), "('template', 'acme', 't1')", "documents_pkey"),
             (document_backends.FIND_KEY.format(m="$"), "('k1')", "documents_key"),

@@ -24,11 +24,11 @@ from deltaci.protocol.path_patterns import BadPattern, branch_filter
 from deltaci.storage.blobs.keys import (
     ANY_BRANCH,
     all_keys,
-    project_secrets,
-    scoped_secrets,
+    project_secret_prefix,
+    scoped_secret_prefix,
     secret_key,
     secret_names,
-    secrets_of,
+    secret_prefix,
 )
 from deltaci.storage.blobs.store import BlobStore
 
@@ -201,7 +201,7 @@ class Secrets:
     def _narrowest_scopes(self, tenant: str, job_scope: JobScope) -> dict[str, SecretScope]:
         """Return the narrowest scope that matches the job, by secret name, of the secrets of the job's project."""
         scopes: dict[str, SecretScope] = {}
-        for key in all_keys(self._blobs, project_secrets(tenant, job_scope.project)):
+        for key in all_keys(self._blobs, project_secret_prefix(tenant, job_scope.project)):
             if key.endswith(f"/{ANY_BRANCH}"):
                 name, scope = key.split("/")[-2], SecretScope(job_scope.project)
             elif (
@@ -217,7 +217,7 @@ class Secrets:
         return scopes
 
     def _blob_keys(self, tenant: str) -> Iterator[str]:
-        for prefix in (secrets_of(tenant), scoped_secrets(tenant)):
+        for prefix in (secret_prefix(tenant), scoped_secret_prefix(tenant)):
             yield from all_keys(self._blobs, prefix)
 
     def _read_metadata(self, tenant: str, key: str) -> SecretMetadata | None:
@@ -235,8 +235,8 @@ class Secrets:
             expected_key = secret_key(tenant, metadata.name, metadata.scope.project, metadata.scope.branch)
         except (ValueError, Refused):  # Of an earlier version or corrupt: list it, so that it can be removed.
             return (
-                SecretMetadata(name=key.removeprefix(secrets_of(tenant)))
-                if key.startswith(secrets_of(tenant))
+                SecretMetadata(name=key.removeprefix(secret_prefix(tenant)))
+                if key.startswith(secret_prefix(tenant))
                 else None
             )
         return metadata if expected_key == key else None

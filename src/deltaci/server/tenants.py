@@ -177,7 +177,7 @@ class Tenants:
         """Return how many bytes of artifacts and caches the tenant has stored, measured at most every half minute."""
         if (cached := self._stored_bytes_cache.get(tenant)) is not None:
             return cached
-        return self._stored_bytes_cache.put(tenant, await asyncio.to_thread(keys.bytes_of, self._blobs, tenant))
+        return self._stored_bytes_cache.put(tenant, await asyncio.to_thread(keys.stored_bytes, self._blobs, tenant))
 
     def add_stored_bytes(self, tenant: str, size: int) -> None:
         """Add the bytes of an upload to the cached measurement, if there is one."""

@@ -11,16 +11,19 @@ from deltaci.storage.port import Store
 
 
 def open_store(url: str) -> Store:
-    """Return the store that a URL names: `memory:`, `sqlite:PATH` or `postgresql://…`."""
+    """Return a store for a URL, not opened yet: `memory:`, `sqlite:PATH` or `postgresql://…`.
+
+    ValueError for other URLs.
+    """
     if url == "memory:":
         from deltaci.storage.memory import MemoryStore
 
         return MemoryStore()
-    scheme, separator, rest = url.partition(":")
-    if scheme == "sqlite" and separator and rest.strip("/"):
+    scheme, separator, location = url.partition(":")
+    if scheme == "sqlite" and separator and location.strip("/"):
         from deltaci.storage.sqlite import SqliteStore
 
-        return SqliteStore(rest.removeprefix("//"))
+        return SqliteStore(location.removeprefix("//"))
     if scheme in ("postgresql", "postgres") and separator:
         from deltaci.storage.postgres import PostgresStore
 

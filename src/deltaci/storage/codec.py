@@ -31,7 +31,10 @@ encode = _ENCODER.encode
 
 
 def decode_record(id: str, kind: int, body: bytes) -> Record:
-    """Decode a record. Return an `UnreadableRecord` instead of raising, so that other records are still returned."""
+    """Return the decoded record.
+
+    Return an `UnreadableRecord` instead of raising, so that one such record does not hide the others.
+    """
     try:
         return _DECODERS[kind].decode(body)
     except Exception as error:
@@ -39,7 +42,7 @@ def decode_record(id: str, kind: int, body: bytes) -> Record:
 
 
 class EventChunk(msgspec.Struct, frozen=True):
-    """The events of one transaction, as one row of the log."""
+    """The encoded events of one transaction, as one row of the log. `scopes` are the ids by which the row is found."""
 
     count: int
     at: int
@@ -48,7 +51,7 @@ class EventChunk(msgspec.Struct, frozen=True):
 
 
 def pack_events(events: Sequence[Event]) -> EventChunk:
-    """Encode the events of one transaction as one row; `scopes` are the runs and entities that index it."""
+    """Return the events of one transaction, encoded as one row. It is found by the ids of their runs and entities."""
     scopes = frozenset(event.run_id or event.entity_id for event in events)
     return EventChunk(len(events), events[-1].at, encode(events), scopes | _worker_ids(events))
 
@@ -58,7 +61,10 @@ def _worker_ids(events: Sequence[Event]) -> frozenset[str]:
 
 
 def unpack_events(last_seq: int, count: int, body: bytes, after: int = 0) -> Iterator[Event]:
-    """Yield the events of one row with their seq; of a large row only those after this seq."""
+    """Yield the events of one row of the log, each with its `seq`.
+
+    Of a large row, events up to the `seq` `after` are left out without decoding them.
+    """
     first_seq = last_seq - count + 1
     if count <= LAZY_DECODE_COUNT:
         for index, event in enumerate(_EVENTS.decode(body)):
@@ -73,7 +79,7 @@ def unpack_events(last_seq: int, count: int, body: bytes, after: int = 0) -> Ite
 def select_events(
     rows: Iterable[tuple[int, int, bytes]], after: int, limit: int, entity_id: str, run_id: str
 ) -> list[Event]:
-    """Return up to `limit` events of these rows after this seq, of all records or of one entity or run."""
+    """Return up to `limit` events of these rows with a `seq` above `after`, of all records or of one entity or run."""
     events: list[Event] = []
     for last_seq, count, body in rows:
         for event in unpack_events(last_seq, count, body, after):

@@ -21,18 +21,18 @@ ReadyCounts = Mapping[tuple[str, str], int]
 
 
 class HintSubscription:
-    """One subscriber. A hint that comes while it does not wait ends its next wait."""
+    """One subscriber's side of the hints. A hint that comes while it does not wait ends its next wait at once."""
 
     def __init__(self, poll_seconds: float | None = None) -> None:
         self._is_notified = asyncio.Event()
         self._poll_seconds = poll_seconds
 
     def notify(self) -> None:
-        """End the present or the next wait."""
+        """End the current wait or, if there is none, the next one."""
         self._is_notified.set()
 
     async def wait(self, max_seconds: float = math.inf) -> None:
-        """Wait for a hint, for the poll interval, or for `max_seconds`, whichever ends first."""
+        """Wait until there is a hint, the poll interval is over, or `max_seconds` have passed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(min(max_seconds, self._poll_seconds or POLL_SECONDS)):
                 await self._is_notified.wait()
@@ -40,10 +40,10 @@ class HintSubscription:
 
 
 class CommitHints:
-    """Tells other parts of this process that a commit happened.
+    """Notifies other parts of this process of commits.
 
-    Subscribers are notified after every commit, listeners only if attempts became ready, or may have. The order is the
-    order of subscription, so that runs are repeatable.
+    Subscribers are notified after every commit, listeners only if attempts became ready, or may have. The order is that
+    of subscription, so that simulated runs are repeatable.
     """
 
     def __init__(self, poll_seconds: float | None = None) -> None:
@@ -53,7 +53,7 @@ class CommitHints:
 
     @contextmanager
     def subscribe(self) -> Iterator[HintSubscription]:
-        """Receive hints while the context is open."""
+        """Yield a subscription that receives hints while the context is open."""
         subscription = HintSubscription(self._poll_seconds)
         self._subscriptions[subscription] = None
         try:
@@ -66,15 +66,18 @@ class CommitHints:
         return (self._poll_seconds or POLL_SECONDS) * random.uniform(0.8, 1.2)
 
     def add_listener(self, on_ready: Callable[[ReadyCounts | None], None]) -> None:
-        """Call `on_ready` after each commit that made attempts ready, or with None if any may be ready."""
+        """Call `on_ready` after each commit that made attempts ready, with their counts; None if these are unknown."""
         self._listeners.append(on_ready)
 
     def remove_listener(self, on_ready: Callable[[ReadyCounts | None], None]) -> None:
-        """Undo `add_listener`."""
+        """Stop calling `on_ready`."""
         self._listeners.remove(on_ready)
 
     def publish(self, ready: ReadyCounts | None = None) -> None:
-        """Notify all subscribers, and the listeners unless `ready` is empty. None: it is unknown what became ready."""
+        """Notify all subscribers and, unless `ready` is empty, the listeners.
+
+        None means that the counts are unknown.
+        """
         for subscription in self._subscriptions:
             subscription.notify()
         if ready is None or ready:

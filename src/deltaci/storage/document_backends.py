@@ -1,4 +1,4 @@
-"""How stores keep documents: the SQL statements that SQLite and PostgreSQL share, and the in-memory implementation."""
+"""How stores read and write documents: the SQL that SQLite and PostgreSQL share, and the in-memory implementation."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ DELETE: Final = "DELETE FROM documents WHERE kind = {m}1 AND tenant = {m}2 AND n
 
 
 def document_conflict(documents: Sequence[Document]) -> Conflict:
-    """Return the error for documents of which another writer changed at least one."""
+    """Return the `Conflict` for a write of these documents, of which another writer has changed at least one."""
     return Conflict(tuple(f"{document.kind} {document.name}" for document in documents))
 
 
 def sorted_for_write(documents: Sequence[Document]) -> list[Document]:
-    """Return the documents in the order in which every writer locks rows. Raises ValueError for a bad name."""
+    """Return the documents in the order in which every writer locks them, which avoids deadlocks.
+
+    Raises ValueError for a name that cannot be stored.
+    """
     for document in documents:
         if not all(map(is_storable_text, _sort_key(document))):
             raise ValueError(f"{document.name!r} is no name for a document; use one without null characters")
@@ -35,14 +38,17 @@ def sorted_for_write(documents: Sequence[Document]) -> list[Document]:
 
 
 class SqlDocumentReader:
-    """Reads documents through a database's `fetch`. `mark` is how it writes numbered parameters: `$` or `?`."""
+    """Reads documents from a database through `fetch`, which runs a query.
+
+    `mark` is the character before the number of a query parameter: `$` or `?`.
+    """
 
     def __init__(self, fetch: Callable[..., Awaitable[Sequence[Any]]], mark: str) -> None:
         self._fetch = fetch
         self._find, self._find_key, self._list = (sql.format(m=mark) for sql in (FIND, FIND_KEY, LIST))
 
     async def find(self, kind: str, name: str, tenant: str) -> Document | None:
-        """Return the document of this name, or None."""
+        """Return the document with this name, or None. An API key is found without a tenant."""
         if not is_storable_text(name):
             return None
         is_global_key = kind == API_KEY_KIND and not tenant
@@ -52,7 +58,7 @@ class SqlDocumentReader:
         return Document(*rows[0]) if rows else None
 
     async def list_documents(self, kind: str, tenant: str, after: str, limit: int, prefix: str) -> list[Document]:
-        """Return up to `limit` documents with this name prefix, by name, after the name `after`."""
+        """Return up to `limit` of the tenant's documents with this name prefix, by name, after the name `after`."""
         if not is_storable_text(prefix):
             return []
         after = after if is_storable_text(after) else ""
@@ -61,13 +67,13 @@ class SqlDocumentReader:
 
 
 class MemoryDocuments:
-    """Documents in a dictionary."""
+    """Stores documents in a dictionary."""
 
     def __init__(self) -> None:
         self._documents: dict[tuple[str, str, str], Document] = {}
 
     def find(self, kind: str, name: str, tenant: str) -> Document | None:
-        """Return the document of this name, or None."""
+        """Return the document with this name, or None. An API key is found without a tenant."""
         if kind == API_KEY_KIND and not tenant:
             return next(
                 (document for document in self._documents.values() if (document.kind, document.name) == (kind, name)),
@@ -76,7 +82,7 @@ class MemoryDocuments:
         return self._documents.get((kind, tenant, name))
 
     def list_documents(self, kind: str, tenant: str, after: str, limit: int, prefix: str) -> list[Document]:
-        """Return up to `limit` documents with this name prefix, by name, after the name `after`."""
+        """Return up to `limit` of the tenant's documents with this name prefix, by name, after the name `after`."""
         after = after if is_storable_text(after) else ""
         documents_of_tenant = [
             document for document in self._documents.values() if (document.kind, document.tenant) == (kind, tenant)
@@ -87,7 +93,7 @@ class MemoryDocuments:
         return sorted(matching, key=_sort_key)[:limit]
 
     def put(self, documents: Sequence[Document], now: int) -> None:
-        """Write all documents or none. Raises `Conflict` if one has another version."""
+        """Write all documents. Raises `Conflict` and writes none if the stored version of one is not its `version`."""
         documents = sorted_for_write(documents)
         unique_keys = {_unique_key(document) for document in documents}
         if len(unique_keys) < len(documents) or not all(map(self._is_current, documents)):
@@ -96,6 +102,7 @@ class MemoryDocuments:
             self._documents[_sort_key(document)] = replace(document, version=document.version + 1, at=now)
 
     def _is_current(self, document: Document) -> bool:
+        """Return whether the document's version is the stored one or, for a new document, its name is free."""
         stored = self._documents.get(_sort_key(document))
         if stored is not None:
             return document.version == stored.version

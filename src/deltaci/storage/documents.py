@@ -1,4 +1,4 @@
-"""Documents of one kind as values of one type, with optimistic updates."""
+"""The documents of one kind as values of one type, with optimistic updates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class TypedDocuments(Generic[T]):
-    """The documents of one kind, each encoded as JSON of type `T`."""
+    """Reads and writes the documents of one kind as values of type `T`, which are encoded as JSON."""
 
     def __init__(self, store: Store, kind: str, type: type[T]) -> None:
         self._store = store
@@ -25,12 +25,12 @@ class TypedDocuments(Generic[T]):
         self._decode = msgspec.json.Decoder(type).decode
 
     async def find(self, tenant: str, name: str) -> T | None:
-        """Return the tenant's document of this name, or None."""
+        """Return the value of the tenant's document with this name, or None."""
         stored = await self._store.find_document(self._kind, name, tenant)
         return self._decode(stored.body) if stored is not None else None
 
     async def add(self, tenant: str, name: str, value: T) -> bool:
-        """Store a new document. Return False if one of this name exists."""
+        """Store a new document. Return False if a document with this name exists."""
         try:
             await self._store.put_documents([Document(self._kind, tenant, name, 0, 0, self._encode(value))])
         except Conflict:
@@ -38,33 +38,38 @@ class TypedDocuments(Generic[T]):
         return True
 
     async def update(self, tenant: str, name: str, change: Callable[[T | None], T | None]) -> T | None:
-        """Apply `change` to the stored value (None if there is none) and store its result. Return the stored value.
+        """Call `change` with the stored value (None if there is none) and store its result. Return the stored value.
 
         After a conflict, `change` is called again with the new value. If it returns None or an equal value, or raises,
         nothing is written.
         """
         for _ in range(MAX_TRIES):
             stored = await self._store.find_document(self._kind, name, tenant)
-            before = self._decode(stored.body) if stored is not None else None
-            after = change(before)
-            if after is None or after == before:
-                return before
+            old_value = self._decode(stored.body) if stored is not None else None
+            new_value = change(old_value)
+            if new_value is None or new_value == old_value:
+                return old_value
             version = stored.version if stored is not None else 0
             try:
-                await self._store.put_documents([Document(self._kind, tenant, name, version, 0, self._encode(after))])
+                await self._store.put_documents(
+                    [Document(self._kind, tenant, name, version, 0, self._encode(new_value))]
+                )
             except Conflict:
                 continue
-            return after
+            return new_value
         raise Conflict((name,))
 
     async def delete(self, tenant: str, name: str) -> None:
-        """Delete the document if it exists. Raises `Conflict` if it changes meanwhile."""
+        """Delete the document if it exists. Raises `Conflict` if it is changed at the same time."""
         stored = await self._store.find_document(self._kind, name, tenant)
         if stored is not None and not await self._store.delete_document(self._kind, tenant, name, stored.version):
             raise Conflict((name,))
 
     async def delete_if(self, tenant: str, name: str, condition: Callable[[T], bool]) -> bool:
-        """Delete the document if `condition` holds and it does not change meanwhile. Return whether none is left."""
+        """Delete the document if `condition` holds for its value.
+
+        Return whether the document does not exist afterwards. It is not deleted if it is changed at the same time.
+        """
         stored = await self._store.find_document(self._kind, name, tenant)
         if stored is None:
             return True
@@ -73,7 +78,7 @@ class TypedDocuments(Generic[T]):
         )
 
     async def iterate(self, tenant: str, prefix: str = "") -> AsyncIterator[tuple[str, T]]:
-        """Yield names and values of the tenant's documents with this name prefix, by name."""
+        """Yield the names and values of the tenant's documents whose name has the prefix, sorted by name."""
         after = ""
         while True:
             page = await self._store.list_documents(self._kind, tenant, after=after, limit=PAGE, prefix=prefix)

@@ -1,7 +1,7 @@
-"""The index of lists: which records are on which list, and how pages of lists are read.
+"""The index of lists: which records are on which list, and how a page of a list is read.
 
-A page is a scan along the key of one list (tenant, list, created_at, id), backwards, with a probe of the same key for
-every other list of the query. Stores add and remove the index rows together with the records.
+To read a page, one list is scanned backwards along its key (tenant, list, created_at, id). For each entry, every other
+list of the query is probed for the same key. Stores add and remove the index rows together with the records.
 """
 
 from __future__ import annotations
@@ -36,24 +36,27 @@ COUNT: Final = (
 )
 
 
-def scan_sql(mark: str, others: int) -> str:
-    """Return the statement that scans one list and probes `others` more. `mark` begins a parameter: `$` or `?`."""
-    probes = [PROBE.format(m=mark, n=7 + index) for index in range(others)]
+def scan_sql(mark: str, other_count: int) -> str:
+    """Return the SQL that scans one list and probes `other_count` more lists for each entry.
+
+    `mark` is the character before the number of a query parameter: `$` or `?`.
+    """
+    probes = [PROBE.format(m=mark, n=7 + index) for index in range(other_count)]
     return SCAN.format(" AND ".join(probes) or "true", m=mark)
 
 
 def added_rows(changes: Iterable[ListChange]) -> list[Row]:
-    """Return the index rows to insert, sorted."""
+    """Return the index rows that these changes insert, sorted."""
     return sorted((tenant, name, change.created_at, change.id) for change in changes for tenant, name in change.added)
 
 
 def removed_rows(changes: Iterable[ListChange]) -> list[Row]:
-    """Return the index rows to delete, sorted."""
+    """Return the index rows that these changes delete, sorted."""
     return sorted((tenant, name, change.created_at, change.id) for change in changes for tenant, name in change.removed)
 
 
 def removals(records: Iterable[Record]) -> list[ListChange]:
-    """Return the changes that remove deleted records from their lists.
+    """Return the changes that remove deleted records from all of their lists.
 
     The lists of an unreadable record are unknown; pages skip its remaining entries.
     """
@@ -62,7 +65,10 @@ def removals(records: Iterable[Record]) -> list[ListChange]:
 
 
 def start_position(before: ListPosition | None, until: int) -> ListPosition:
-    """Return where a page begins: behind `before` and behind `until`. `before` need not be the end of a page."""
+    """Return the position after which a page begins, given the query's `before` and `until`.
+
+    `before` need not be the end of a page.
+    """
     requested = (
         NEWEST if before is None else ListPosition(before.created_at, before.id if is_storable_text(before.id) else "")
     )
@@ -70,13 +76,16 @@ def start_position(before: ListPosition | None, until: int) -> ListPosition:
 
 
 def _next_scan_size(size: int, scanned_count: int, match_count: int, limit: int) -> int:
-    """Estimate by the matches so far how many entries hold the rest of the page and one more."""
+    """Return how many entries to scan next, estimated from the matches so far.
+
+    They should suffice to fill the page and find one more match.
+    """
     likely_size = (limit + 1 - match_count) * scanned_count // max(match_count, 1)
     return max(MIN_FILTERED_SCAN, min(size * MAX_SCAN_GROWTH, likely_size))
 
 
 class ListReader:
-    """Reads pages with functions that scan a list and load records."""
+    """Reads pages of lists by means of two functions: one scans a list, the other loads records."""
 
     def __init__(
         self,
@@ -87,7 +96,10 @@ class ListReader:
         self._load = load
 
     async def page(self, query: ListQuery) -> RecordPage:
-        """Return one page. Look for one match more than fits, so that `next` is never followed by an empty page."""
+        """Return one page of the records that are on all lists of the query.
+
+        It looks for one match more than fits on the page, so that `next` is never followed by an empty page.
+        """
         tenant, lists, limit, scan_limit = query.tenant, query.lists, query.limit, query.scan_limit
         if not lists:
             raise ValueError("a page is of one list at least; name one")
@@ -127,9 +139,16 @@ class SqlListReader(ListReader):
     async def _scan(
         self, tenant: str, lists: Sequence[str], position: ListPosition, since: int, size: int
     ) -> Sequence[ScannedRow]:
-        first, *others = lists
+        scanned_list, *other_lists = lists
         rows: Sequence[ScannedRow] = await self._fetch(
-            scan_sql(self._mark, len(others)), tenant, first, position.created_at, position.id, since, size, *others
+            scan_sql(self._mark, len(other_lists)),
+            tenant,
+            scanned_list,
+            position.created_at,
+            position.id,
+            since,
+            size,
+            *other_lists,
         )
         return rows
 
@@ -139,7 +158,7 @@ class SqlListReader(ListReader):
 
 
 class MemoryListIndex:
-    """Every list as a sorted Python list of (created_at, id)."""
+    """Stores every list as a sorted Python list of (created_at, id)."""
 
     def __init__(self, load: Callable[[Sequence[str]], Awaitable[list[Record]]]) -> None:
         self._lists: dict[ListKey, list[tuple[int, str]]] = {}
@@ -147,7 +166,7 @@ class MemoryListIndex:
         self.page = self._reader.page
 
     def apply(self, change: ListChange) -> ListChange:
-        """Add the record to lists and remove it from others. Return the change that undoes this."""
+        """Add the record to some lists and remove it from others. Return the change that undoes this."""
         position = (change.created_at, change.id)
         added = frozenset(key for key in change.added if not self._contains(key, position))
         removed = frozenset(key for key in change.removed if self._contains(key, position))

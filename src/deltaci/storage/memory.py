@@ -1,6 +1,7 @@
 """A store in memory, for tests, the simulator and trials.
 
-It stores encoded bytes like the other stores, so that a caller who changes a record does not change the stored one.
+Like the other stores it keeps records as encoded bytes, so that a caller who changes a record does not change the
+stored one.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ QueueName = tuple[str, str]  # Tenant and queue key.
 
 
 def wall_clock() -> int:
-    """Return microseconds since the epoch."""
+    """Return the current time in microseconds since the epoch."""
     return time.time_ns() // 1000
 
 
@@ -75,14 +76,14 @@ class _Row(msgspec.Struct, frozen=True):
 
     @property
     def held_until(self) -> int | None:
-        """Return until when the record holds its group, or None if it does not."""
+        """Until when the record holds its concurrency group, or None if it does not hold one."""
         if not self.group:
             return None
         return NO_END if self.due_at is not None else self.ready[1][1] if self.ready is not None else None
 
 
 class MemoryStore:
-    """Everything in dictionaries. A transaction runs without interruption in the caller's event loop."""
+    """Stores everything in dictionaries. A transaction runs in the caller's event loop, without interruption."""
 
     max_concurrent_transactions = 1
 
@@ -104,13 +105,13 @@ class MemoryStore:
         self.commit_hints = CommitHints()
 
     async def open(self) -> None:
-        """Nothing to do."""
+        """Do nothing: the store needs no connection."""
 
     async def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing: the store has no connection."""
 
     async def transact(self, work: Callable[[], Transaction[T]]) -> T:
-        """Run the transaction. If it raises, undo its writes."""
+        """Run the transaction and return its result. If it raises, undo its writes."""
         count = len(self._events)
         try:
             result, ready = run_transaction(work(), self._answer)
@@ -149,7 +150,7 @@ class MemoryStore:
         if isinstance(request, LockGroup):
             return self._holder(request.tenant, request.group, request.now)
         if isinstance(request, Postpone):
-            return self._put_aside(request)
+            return self._postpone(request)
         return self._write(request)
 
     def _load(self, ids: tuple[str, ...]) -> list[StoredRecord]:
@@ -179,8 +180,8 @@ class MemoryStore:
         )
 
     def _holder(self, tenant: str, group: str, now: int) -> str:
-        members = self._groups.get((tenant, group))
-        return members[-1][1] if members and members[-1][0] > now else ""
+        holders = self._groups.get((tenant, group))
+        return holders[-1][1] if holders and holders[-1][0] > now else ""
 
     def _find_only(self, request: FindReady) -> list[StoredRecord]:
         matches: list[tuple[ReadyKey, StoredRecord]] = []
@@ -200,12 +201,12 @@ class MemoryStore:
             due_records.append(_stored_record(self._rows[id]))
         return due_records
 
-    def _put_aside(self, request: Postpone) -> None:
+    def _postpone(self, request: Postpone) -> None:
         for id in request.ids:
             row = self._rows[id]
             ready = row.ready and (row.ready[0], (row.ready[1][0], request.until, id))
             due_at = None if row.due_at is None else request.until
-            self._set(id, msgspec.structs.replace(row, ready=ready, due_at=due_at), None)
+            self._set_rows(id, msgspec.structs.replace(row, ready=ready, due_at=due_at), None)
 
     def _write(self, write: Write) -> int:
         stale = tuple(put.record.id for put in write.puts if self._version(put.record.id) != put.version)
@@ -213,39 +214,42 @@ class MemoryStore:
             raise Conflict(stale)
         for put in write.puts:
             row = _row(put)
-            self._set(row.id, None if put.is_terminal else row, row if put.is_terminal else None)
+            self._set_rows(row.id, None if put.is_terminal else row, row if put.is_terminal else None)
         self._undo_list_changes += [self._lists.apply(change) for change in write.list_changes]
         for event in write.events:
             self._events.append(with_seq(event, self._pruned + len(self._events) + 1))
         return self._pruned + len(self._events)
 
     def _version(self, id: str) -> int:
-        """Return the version that a write must have read. -1 for a finished record, which cannot be written."""
+        """Return the version that a write of this record must have read: 0 if there is no record.
+
+        It is -1 for a finished record, which cannot be written.
+        """
         row = self._rows.get(id)
         return row.version if row else -1 if id in self._finished else 0
 
-    def _set(self, id: str, row: _Row | None, finished: _Row | None) -> None:
+    def _set_rows(self, id: str, row: _Row | None, finished: _Row | None) -> None:
         self._undo.append((id, self._rows.get(id), self._finished.get(id)))
         self._replace(id, row, finished)
 
     def _replace(self, id: str, row: _Row | None, finished: _Row | None) -> None:
-        """Replace the record's live and finished rows, and update the indexes."""
-        old = self._rows.pop(id, None)
-        previous = old or self._finished.pop(id, None)
-        if old is not None and old.ready is not None:
-            queue, entry = old.ready
+        """Replace the record's live row and its finished row, and update the indexes of live rows and of jobs."""
+        old_row = self._rows.pop(id, None)
+        any_old_row = old_row or self._finished.pop(id, None)
+        if old_row is not None and old_row.ready is not None:
+            queue, entry = old_row.ready
             entries = self._ready[queue]
             del entries[bisect_left(entries, entry)]
             if not entries:
                 del self._ready[queue]
-        if old is not None and old.due_at is not None:
-            del self._due[bisect_left(self._due, (old.due_at, id))]
-            self._count_lease(old, -1)
-        if old is not None and old.held_until is not None:
-            members = self._groups[old.tenant, old.group]
-            del members[bisect_left(members, (old.held_until, id))]
-            if not members:
-                del self._groups[old.tenant, old.group]
+        if old_row is not None and old_row.due_at is not None:
+            del self._due[bisect_left(self._due, (old_row.due_at, id))]
+            self._count_lease(old_row, -1)
+        if old_row is not None and old_row.held_until is not None:
+            holders = self._groups[old_row.tenant, old_row.group]
+            del holders[bisect_left(holders, (old_row.held_until, id))]
+            if not holders:
+                del self._groups[old_row.tenant, old_row.group]
         if row is not None:
             self._rows[id] = row
             if row.ready is not None:
@@ -257,33 +261,33 @@ class MemoryStore:
                 insort(self._groups.setdefault((row.tenant, row.group), []), (row.held_until, id))
         if finished is not None:
             self._finished[id] = finished
-        self._list_job(id, previous, row or finished)
+        self._update_job_index(id, any_old_row, row or finished)
 
     def _count_lease(self, row: _Row, change: int) -> None:
         if row.kind == ATTEMPT_KIND:
             self._live_leases[row.tenant] = self._live_leases.get(row.tenant, 0) + change
 
-    def _list_job(self, id: str, old: _Row | None, new: _Row | None) -> None:
+    def _update_job_index(self, id: str, old: _Row | None, new: _Row | None) -> None:
         if new is not None and new.kind == JOB_KIND:
             self._jobs.setdefault(new.run_id, {})[id] = None
         elif old is not None and old.kind == JOB_KIND:
             self._jobs[old.run_id].pop(id, None)
 
     async def read(self, work: Callable[[], ReadTransaction[T]]) -> T:
-        """Run a read-only transaction."""
+        """Run the read-only transaction and return its result."""
         return run_transaction(work(), self._answer)[0]
 
     async def find(self, id: str) -> Record | None:
-        """Return the record, finished or not, or None."""
+        """Return the record, also if it is finished, or None."""
         stored_records = self._load((id,))
         return stored_records[0].record if stored_records else None
 
     async def find_all(self, ids: Sequence[str]) -> list[Record]:
-        """Return these records in this order, without ids that do not exist."""
+        """Return these records, also finished ones, in this order, without ids that do not exist."""
         return [stored.record for stored in self._load(tuple(dict.fromkeys(ids)))]
 
     async def page(self, query: ListQuery) -> RecordPage:
-        """Return one page of the records that are on all of these lists."""
+        """Return one page of the records that are on all lists of the query, newest first."""
         return await self._lists.page(query)
 
     async def count(self, tenant: str, list: str, limit: int) -> int:
@@ -291,17 +295,17 @@ class MemoryStore:
         return await self._lists.count(tenant, list, limit)
 
     async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
-        """Return the document of this name, or None."""
+        """Return the document with this name, or None. An API key is found without a tenant."""
         return self._documents.find(kind, name, tenant)
 
     async def put_documents(self, documents: Sequence[Document]) -> None:
-        """Write all documents or none. Raises `Conflict` if one has another version."""
+        """Write all documents. Raises `Conflict` and writes none if the stored version of one is not its `version`."""
         self._documents.put(documents, self._clock())
 
     async def list_documents(
         self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
     ) -> list[Document]:
-        """Return the tenant's documents with this name prefix, by name, after the name `after`."""
+        """Return up to `limit` of the tenant's documents with this name prefix, by name, after the name `after`."""
         return self._documents.list_documents(kind, tenant, after, limit, prefix)
 
     async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
@@ -309,11 +313,14 @@ class MemoryStore:
         return self._documents.delete(kind, tenant, name, version)
 
     async def now(self) -> int:
-        """Return the time of the clock."""
+        """Return the time of the store's clock, in microseconds."""
         return self._clock()
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
-        """Return committed events with a greater seq, in order."""
+        """Return up to `limit` committed events with a `seq` above `after`, in order.
+
+        Without an entity or run, the events of all records.
+        """
         candidates = self._events[max(0, after - self._pruned) :] if not (entity_id or run_id) else self._events
         matching = (
             event
@@ -323,7 +330,7 @@ class MemoryStore:
         return [event for _, event in zip(range(limit), matching, strict=False)]
 
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
-        """Return attempts that became ready before then, up to `limit` of each queue."""
+        """Return, of each queue of each tenant, up to `limit` claimable attempts that became ready before `before`."""
         attempts: list[ReadyAttempt] = []
         for (tenant, key), entries in self._ready.items():
             query = FindReady(tenant, (), before, limit)
@@ -332,20 +339,23 @@ class MemoryStore:
         return attempts
 
     async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
-        """Return the tenant's queued attempts, claimable or not."""
+        """Return up to `limit` attempts of each of the tenant's first `queues` queues, also those not yet claimable."""
         keys = sorted(key for owner, key in self._ready if owner == tenant)[:queues]
         return [ReadyAttempt(tenant, key, id, at) for key in keys for _, at, id in self._ready[tenant, key][:limit]]
 
     async def group_holder(self, tenant: str, group: str) -> str:
-        """Return the id of the attempt that holds the group, or ""."""
+        """Return the id of the attempt that holds this concurrency group, or an empty string if none does."""
         return self._holder(tenant, group, self._clock())
 
     async def last_seq(self) -> int:
-        """Return the seq of the newest committed event."""
+        """Return the `seq` of the newest committed event, 0 if there is none."""
         return self._pruned + len(self._events)
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
-        """Delete finished records and events older than these times. Return how many."""
+        """Delete records that finished, and events that happened, before these times; up to `limit` of each.
+
+        Return how many.
+        """
         old_ids = [row.id for row in self._finished.values() if row.ended_at < finished_before][:limit]
         for change in removals(stored.record for stored in self._load(tuple(old_ids))):
             self._lists.apply(change)
@@ -382,9 +392,9 @@ def _stored_record(row: _Row) -> StoredRecord:
 
 
 def run_transaction(transaction: Transaction[T], answer: Callable[[Request], Any]) -> tuple[T, ReadyCounts | None]:
-    """Run a transaction to its end with a function that answers its requests.
+    """Run a transaction to its end; `answer` returns the answer to each of its requests.
 
-    Return its result and how many attempts its writes made ready, None if it wrote nothing.
+    Return the result of the transaction and how many attempts its writes made ready, None if it wrote nothing.
     """
     ready: ReadyCounts | None = None
     try:

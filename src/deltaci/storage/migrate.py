@@ -1,4 +1,7 @@
-"""Numbered migrations. The database records each applied one with a checksum; applied migrations are never edited."""
+"""Numbered migrations of the database schema.
+
+The database records each applied migration with a checksum, so it is never edited.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _NAME = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
 
 
 class Migration(msgspec.Struct, frozen=True):
-    """One migration of the schema."""
+    """One migration of the schema: its number, the name of its file and its SQL."""
 
     number: int
     name: str
@@ -21,16 +24,19 @@ class Migration(msgspec.Struct, frozen=True):
 
     @property
     def checksum(self) -> str:
-        """Return the checksum that detects an edited migration."""
+        """The SHA-256 of the SQL, by which an edited migration is detected."""
         return sha256(self.text.encode()).hexdigest()
 
 
 class SchemaError(Exception):
-    """The database schema does not match this program."""
+    """Raised if the database schema does not match this program."""
 
 
 def migrations(dialect: str) -> list[Migration]:
-    """Return the migrations of a dialect in order. Raises `SchemaError` if their numbers have a gap."""
+    """Return the migrations for a database, `sqlite` or `postgres`, in order.
+
+    SchemaError if their numbers have a gap.
+    """
     numbered = []
     for entry in files("deltaci.storage.migrations").joinpath(dialect).iterdir():
         match = _NAME.fullmatch(entry.name)
@@ -43,10 +49,10 @@ def migrations(dialect: str) -> list[Migration]:
 
 
 def pending_migrations(migrations_of_program: list[Migration], applied: Iterable[tuple[int, str]]) -> list[Migration]:
-    """Return the migrations to apply. Raises `SchemaError` if an applied migration had other content.
+    """Return the migrations that were not applied yet. Raises `SchemaError` if an applied one had other content.
 
-    Migrations that are applied but not known here are fine: migrations only ever add to the schema, so that an older
-    server can run beside a newer one.
+    Applied migrations that this program does not know are fine: migrations only ever add to the schema, so that an
+    older server can run beside a newer one.
     """
     checksums = dict(applied)
     for migration in migrations_of_program:

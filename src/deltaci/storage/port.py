@@ -31,9 +31,9 @@ SCAN_LIMIT: Final = 2000  # Entries of a list that are scanned for one page, at 
 
 
 class StoredRecord(msgspec.Struct, frozen=True, gc=False):
-    """A record with its stored columns: `version` counts its writes, `due_at` is when the timers process it.
+    """A record with two stored columns: `version` counts its writes, `due_at` is when the timers must process it.
 
-    Wherever a store returns records, one that cannot be decoded is an `UnreadableRecord`.
+    Wherever a store returns records, a record that cannot be decoded is replaced by an `UnreadableRecord`.
     """
 
     record: Record
@@ -48,16 +48,19 @@ class UnreadableRecord(Record, frozen=True, kw_only=True):
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """The first request: load these records and read the store's clock. Answer: `(now, [StoredRecord])`."""
+    """The first request of most transactions: load these records and read the clock.
+
+    Answer: `(now, [StoredRecord])`.
+    """
 
     ids: tuple[str, ...]
 
 
 class BeginClaim(msgspec.Struct, frozen=True):
-    """The first request of a single claim: read the store's clock and find ready attempts.
+    """The first request of a transaction with a single claim: read the store's clock and find ready attempts.
 
-    Answer: `(now, [StoredRecord])`. Attempts are ready by the store's time plus `clock_lead` microseconds, the caller's
-    clock.
+    Answer: `(now, [StoredRecord])`. An attempt is ready if its ready time is not after the store's time plus
+    `clock_lead` microseconds, which is the time of the caller's clock.
     """
 
     tenant: str
@@ -68,23 +71,23 @@ class BeginClaim(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Load these records, finished ones too. Answer: `[StoredRecord]`, without ids that do not exist."""
+    """Load these records, also finished ones. Answer: `[StoredRecord]`, without ids that do not exist."""
 
     ids: tuple[str, ...]
 
 
 class LoadJobs(msgspec.Struct, frozen=True):
-    """Load every job of a run. Answer: `[StoredRecord]`."""
+    """Load all jobs of a run, also finished ones. Answer: `[StoredRecord]`."""
 
     run_id: str
 
 
 class FindReady(msgspec.Struct, frozen=True):
-    """Find and lock the tenant's attempts that a worker with these labels may claim, best first.
+    """Find and lock the tenant's ready attempts that a worker with these labels may claim, the most urgent first.
 
-    Answer: `[StoredRecord]`. The cost does not depend on other tenants. `only_ids` restricts the result to these ids.
-    `excluded_groups` excludes attempts of these groups and of all groups that are held; None ignores groups, which
-    is cheaper.
+    Answer: `[StoredRecord]`. The cost does not depend on other tenants. `only_ids`, if not empty, restricts the result
+    to these ids. `excluded_groups` excludes the attempts of these concurrency groups and of all groups that are held;
+    None ignores groups, which is cheaper.
     """
 
     tenant: str
@@ -96,19 +99,25 @@ class FindReady(msgspec.Struct, frozen=True):
 
 
 def matching_queue_keys(queue_keys: Iterable[str], labels: Iterable[str]) -> list[str]:
-    """Return the queues whose required labels are among a worker's labels."""
+    """Return the queue keys whose required labels are all among a worker's labels."""
     worker_labels = set(labels)
     return [key for key in queue_keys if required_labels(key) <= worker_labels]
 
 
 def matches_labels(stored: StoredRecord, labels: Iterable[str]) -> bool:
-    """Return whether a worker with these labels may claim the attempt. Unreadable records match, to be postponed."""
+    """Return whether a worker with these labels may claim the attempt.
+
+    True for an unreadable record, to be postponed.
+    """
     record = stored.record
     return not isinstance(record, Attempt) or required_labels(record.queue_key) <= set(labels)
 
 
 class ReadyAttempt(msgspec.Struct, frozen=True, gc=False):
-    """An attempt that waits to be claimed, from stored columns only, without decoding its body."""
+    """An attempt that waits to be claimed.
+
+    Its fields come from stored columns, so that its body need not be decoded.
+    """
 
     tenant: str
     queue_key: str
@@ -117,17 +126,17 @@ class ReadyAttempt(msgspec.Struct, frozen=True, gc=False):
 
 
 class FindDue(msgspec.Struct, frozen=True):
-    """Find and lock records that are due. Answer: `[StoredRecord]`."""
+    """Find and lock records whose due time is not after `now`. Answer: `[StoredRecord]`."""
 
     now: int
     limit: int
 
 
 class CountLiveLeases(msgspec.Struct, frozen=True):
-    """Count the tenant's attempts with a live lease, up to `limit`. Answer: that number.
+    """Count the tenant's attempts with a live lease, up to `limit`. Answer: the number.
 
-    Locks the count: until this transaction ends, no other transaction that counts the same tenant gets its answer. To
-    avoid deadlocks, send it before all other requests, and for several tenants in sorted order.
+    The count is locked: until this transaction ends, no other transaction that counts the same tenant gets its answer.
+    To avoid deadlocks, send this before all other requests, and for several tenants in sorted order.
     """
 
     tenant: str
@@ -147,10 +156,10 @@ class LockGroup(msgspec.Struct, frozen=True):
 
 
 class Postpone(msgspec.Struct, frozen=True):
-    """Move the ready time and the due time of these records, where set, to `until`. Answer: None.
+    """Set the ready time and the due time of these records, unless they are NULL, to `until`. Answer: None.
 
-    For unreadable records, which cannot be written. The version does not change, so that a server that can read them is
-    not disturbed.
+    This is for unreadable records, which cannot be written. The version does not change, so that a server that can read
+    them is not disturbed.
     """
 
     ids: tuple[str, ...]
@@ -158,7 +167,7 @@ class Postpone(msgspec.Struct, frozen=True):
 
 
 class Put(msgspec.Struct, frozen=True, gc=False):
-    """One record to write. `version` is the version that was read, 0 for a new record."""
+    """A record to write. `version` is the version that was read, 0 for a new record."""
 
     record: Record
     version: int
@@ -168,7 +177,7 @@ class Put(msgspec.Struct, frozen=True, gc=False):
 
 
 class ListChange(msgspec.Struct, frozen=True):
-    """The lists that a record is added to and removed from. Lists are sorted by `created_at`, then id."""
+    """The lists to which a record is added and from which it is removed. Lists are sorted by `created_at`, then id."""
 
     id: str
     created_at: int
@@ -177,7 +186,7 @@ class ListChange(msgspec.Struct, frozen=True):
 
 
 class Write(msgspec.Struct, frozen=True):
-    """Write the records, each guarded by its version, and append the events. Answer: the seq of the last event.
+    """Write these records, each guarded by its version, and append the events. Answer: the `seq` of the last event.
 
     `is_last` promises that no request follows, so that the store may commit with the same statement. `freed_tenants`
     are tenants that may have more leases after this write; their waiting workers are woken.
@@ -191,7 +200,10 @@ class Write(msgspec.Struct, frozen=True):
 
 
 def ready_counts(write: Write) -> dict[tuple[str, str], int]:
-    """Return how many attempts per tenant and queue this write makes claimable, now or later."""
+    """Return how many attempts this write makes claimable, now or later, by tenant and queue key.
+
+    For a tenant with freed capacity, the key FREED_CAPACITY has the count 1.
+    """
     counts: dict[tuple[str, str], int] = {}
     for put in write.puts:
         record = put.record
@@ -209,25 +221,25 @@ ReadTransaction = Generator[Load | LoadJobs, list[StoredRecord], T]  # A transac
 
 
 def load_jobs(run_id: str) -> ReadTransaction[list[Job]]:
-    """Load all readable jobs of a run, finished ones too, in the order of the plan."""
+    """A read transaction that returns all readable jobs of a run, also finished ones, in the order of the plan."""
     stored_records = yield LoadJobs(run_id)
     jobs = (stored.record for stored in stored_records if isinstance(stored.record, Job))
     return sorted(jobs, key=lambda job: job.position)
 
 
 class ListPosition(msgspec.Struct, frozen=True, order=True):
-    """A position on a list: the creation time, and the id among records created at the same time."""
+    """A position on a list, given by the creation time and the id of a record."""
 
     created_at: int
     id: str
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """A query for records that are on all of these lists, newest first, older than `before`.
+    """A query for records that are on all of these lists, newest first, after the position `before`.
 
-    Restricted to since <= created_at < until, where 0 means no bound. Name the shortest list first: it is scanned, the
-    others are only probed. At most `scan_limit` entries are scanned, so that the cost of a page is bounded: a page may
-    be short or even empty although more follow.
+    It is restricted to since <= created_at < until, where 0 means no bound. Name the shortest list first: it is
+    scanned, the others are only probed. At most `scan_limit` entries are scanned, so that the cost of a page is
+    bounded: a page may be short or even empty although more follow.
     """
 
     tenant: str
@@ -240,16 +252,16 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordPage(msgspec.Struct, frozen=True):
-    """A part of a list, newest first. `next` is where the next page begins, or None at the end of the list."""
+    """A part of a list, newest first. `next` is the position after which the next page begins, or None at the end."""
 
     records: list[Record]
     next: ListPosition | None
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A small named value without state machine and events; only its newest version is stored.
+    """A small named value. Unlike a record, it has no state machine and no events; only its newest version is stored.
 
-    `version` counts its writes, `at` is the time of the last one.
+    `version` counts its writes, `at` is the time of the last write.
     """
 
     kind: str
@@ -261,7 +273,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 def is_storable_text(text: str) -> bool:
-    """Return whether every store can store the text: PostgreSQL has no NUL, and no store has lone surrogates."""
+    """Return whether every store can store the text: it has neither NUL (PostgreSQL) nor lone surrogates."""
     try:
         return b"\x00" not in text.encode()
     except UnicodeEncodeError:
@@ -269,7 +281,7 @@ def is_storable_text(text: str) -> bool:
 
 
 class Conflict(Exception):
-    """Another transaction wrote one of these records first. Nothing was written: load and decide again."""
+    """Raised if another transaction wrote one of these records first. Nothing was written: load and decide again."""
 
     def __init__(self, ids: tuple[str, ...]) -> None:
         super().__init__(f"changed by another writer: {', '.join(ids)}")
@@ -277,7 +289,10 @@ class Conflict(Exception):
 
 
 class Unavailable(Exception):
-    """The store cannot be used now. The last transaction may have been committed: repeat it with its request ids."""
+    """Raised if the store cannot be used now.
+
+    The last transaction may have been committed: repeat it with its request ids.
+    """
 
 
 class Store(Protocol):
@@ -285,11 +300,11 @@ class Store(Protocol):
 
     @property
     def max_concurrent_transactions(self) -> int:
-        """Return how many transactions may usefully run at the same time."""
+        """How many transactions may usefully run at the same time."""
         ...
 
     async def open(self) -> None:
-        """Connect and apply pending migrations."""
+        """Connect to the database and apply pending migrations."""
         ...
 
     async def close(self) -> None:
@@ -297,19 +312,25 @@ class Store(Protocol):
         ...
 
     async def transact(self, work: Callable[[], Transaction[T]]) -> T:
-        """Run one transaction to its end and commit it. Raises `Conflict` if nothing was written, or `Unavailable`."""
+        """Run the transaction that `work` returns to its end, commit it and return its result.
+
+        Raises `Conflict` if nothing was written, or `Unavailable`.
+        """
         ...
 
     async def read(self, work: Callable[[], ReadTransaction[T]]) -> T:
-        """Run a read-only transaction beside writers. It may or may not see commits that happen meanwhile."""
+        """Run the read-only transaction that `work` returns, beside writers, and return its result.
+
+        It may or may not see commits that happen meanwhile.
+        """
         ...
 
     async def find(self, id: str) -> Record | None:
-        """Return the record, finished ones too, or None. It is an `UnreadableRecord` if it cannot be decoded."""
+        """Return the record, also if it is finished, or None. It is an `UnreadableRecord` if it cannot be decoded."""
         ...
 
     async def find_all(self, ids: Sequence[str]) -> list[Record]:
-        """Return these records in this order, without ids that do not exist."""
+        """Return these records, also finished ones, in this order, without ids that do not exist."""
         ...
 
     async def page(self, search: ListQuery) -> RecordPage:
@@ -321,11 +342,11 @@ class Store(Protocol):
         ...
 
     async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
-        """Return the document of this name, or None. Only documents of API_KEY_KIND are found without a tenant."""
+        """Return the document with this name, or None. Only documents of API_KEY_KIND are found without a tenant."""
         ...
 
     async def put_documents(self, documents: Sequence[Document]) -> None:
-        """Write all documents, each guarded by the version that was read (0 for a new one), or raise `Conflict`.
+        """Write all documents, each guarded by the version that was read (0 for a new document), or raise `Conflict`.
 
         The store writes version + 1 and its own time as `at`. Raises ValueError for a name that cannot be stored.
         """
@@ -334,7 +355,7 @@ class Store(Protocol):
     async def list_documents(
         self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
     ) -> list[Document]:
-        """Return the tenant's documents of this kind with this name prefix, by name, after the name `after`."""
+        """Return up to `limit` of the tenant's documents with this name prefix, by name, after the name `after`."""
         ...
 
     async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
@@ -342,37 +363,43 @@ class Store(Protocol):
         ...
 
     async def now(self) -> int:
-        """Return the store's time."""
+        """Return the time of the store's clock, in microseconds."""
         ...
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
-        """Return committed events with a greater seq, in order, of all records or of one entity or run."""
+        """Return up to `limit` committed events with a `seq` above `after`, in order.
+
+        Without an entity or run, the events of all records.
+        """
         ...
 
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
-        """Return attempts that became ready before then: up to `limit` of each queue of each tenant, best first."""
+        """Return, of each queue of each tenant, up to `limit` claimable attempts that became ready before `before`."""
         ...
 
     async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
-        """Return the tenant's queued attempts for display, also if they cannot be claimed yet or their group is held.
+        """Return the tenant's queued attempts for display, also those not yet claimable or whose group is held.
 
         Up to `limit` attempts of each of the first `queues` queues: queues by name, attempts in the order of claims.
         """
         ...
 
     async def group_holder(self, tenant: str, group: str) -> str:
-        """Return the id of the attempt that holds this concurrency group, or "" if none does."""
+        """Return the id of the attempt that holds this concurrency group, or an empty string if none does."""
         ...
 
     async def last_seq(self) -> int:
-        """Return the seq of the newest committed event."""
+        """Return the `seq` of the newest committed event, 0 if there is none."""
         ...
 
     @property
     def commit_hints(self) -> CommitHints:
-        """Return the hints that are published after each commit."""
+        """The hints that are published after each commit."""
         ...
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
-        """Delete finished records and events older than these times, up to `limit` of each. Return how many."""
+        """Delete records that finished, and events that happened, before these times; up to `limit` of each.
+
+        Return how many.
+        """
         ...

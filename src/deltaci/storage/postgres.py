@@ -95,7 +95,7 @@ _LOAD: Final = (
     f"SELECT {_COLUMNS} FROM records WHERE id = ANY($1) "
     "UNION ALL SELECT id, kind, 0::bigint, NULL::bigint, body FROM history WHERE id = ANY($1)"
 )
-_OPEN: Final = f"SELECT {CLOCK}, r.* FROM (SELECT 1) one LEFT JOIN ({_LOAD}) r ON true"
+_BEGIN: Final = f"SELECT {CLOCK}, r.* FROM (SELECT 1) one LEFT JOIN ({_LOAD}) r ON true"
 # The index covers only rows with a run; the last condition tells the planner that it applies for any parameter value.
 _OF_RUN: Final = "run_id = $1 AND kind = $2 AND run_id <> ''"
 _LOAD_JOBS: Final = (
@@ -121,7 +121,7 @@ _READY_EXCLUDING: Final = _READY.replace(
 _LOCK_GROUP: Final = "SELECT pg_try_advisory_xact_lock($1, hashtext($2 || ' ' || $3))"
 _HOLDER: Final = GROUP_HOLDER.format("$1", "$2", "$3")
 # The same for the queue without labels, by the time read in the same statement: saves a claim one round trip.
-_OPEN_READY: Final = (
+_BEGIN_CLAIM: Final = (
     f"SELECT c.now, r.* FROM (SELECT {CLOCK} + $2::bigint AS now) c LEFT JOIN LATERAL ("
     f"SELECT {_COLUMNS} FROM records WHERE tenant = $1 AND queue_key = '' AND ready_at <= c.now "
     "ORDER BY priority DESC, ready_at, id LIMIT $3 FOR UPDATE SKIP LOCKED) r ON true"
@@ -132,7 +132,7 @@ _READY_BY_IDS: Final = (
     "FOR UPDATE SKIP LOCKED"
 )
 _DUE: Final = f"SELECT {_COLUMNS} FROM records WHERE due_at <= $1 ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED"
-_PUT_ASIDE: Final = POSTPONE.format("$1::bigint", "$2")
+_POSTPONE: Final = POSTPONE.format("$1::bigint", "$2")
 _DELETE_DOCUMENT: Final = DELETE.format(m="$")
 _DELETE_FINISHED: Final = (
     "DELETE FROM history WHERE id IN (SELECT id FROM history WHERE ended_at < $1 LIMIT $2) RETURNING id, kind, body"
@@ -145,7 +145,7 @@ _DELETE_CHUNKS: Final = (
 
 
 class PostgresStore:
-    """One database, shared by any number of servers."""
+    """Stores everything in one PostgreSQL database, which any number of servers may share."""
 
     max_concurrent_transactions = MAX_CONCURRENT_TRANSACTIONS
 
@@ -164,7 +164,10 @@ class PostgresStore:
         return asyncpg.connect(self._dsn, command_timeout=COMMAND_SECONDS)
 
     async def open(self) -> None:
-        """Connect and apply pending migrations. One server applies them while the others wait."""
+        """Connect to the database and apply pending migrations.
+
+        One server applies them while the others wait.
+        """
         try:
             self._pool = await asyncpg.create_pool(
                 self._dsn,
@@ -195,16 +198,19 @@ class PostgresStore:
         if self._pool is not None:
             await self._pool.close()
 
-    def _connected(self) -> asyncpg.Pool[asyncpg.Record]:
+    def _require_open(self) -> asyncpg.Pool[asyncpg.Record]:
         if self._pool is None:
             raise Unavailable("the store is not open; call open() first")
         return self._pool
 
     async def transact(self, work: Callable[[], Transaction[T]]) -> T:
-        """Run the transaction on one connection. If that breaks, raise `Unavailable`: the outcome is unknown."""
+        """Run the transaction on one connection and return its result.
+
+        Raises `Unavailable` if the connection breaks: then it is unknown whether the transaction was committed.
+        """
         try:
-            async with self._connected().acquire() as connection:
-                result, ready = await self._run(connection, work())
+            async with self._require_open().acquire() as connection:
+                result, ready = await self._run_transaction(connection, work())
         except CONNECTION_ERRORS as error:
             raise Unavailable(f"PostgreSQL: {error}") from error
         except (asyncpg.SerializationError, asyncpg.DeadlockDetectedError, asyncpg.UniqueViolationError) as error:
@@ -214,8 +220,12 @@ class PostgresStore:
             self._notifier.announce(ready)
         return result
 
-    async def _run(self, connection: Any, transaction: Transaction[T]) -> tuple[T, ReadyCounts | None]:
-        """Answer the requests of a transaction. Reads followed by one writing statement need no BEGIN and COMMIT."""
+    async def _run_transaction(self, connection: Any, transaction: Transaction[T]) -> tuple[T, ReadyCounts | None]:
+        """Run a transaction to its end on a connection, and commit it.
+
+        Reads followed by one writing statement need no BEGIN and COMMIT. Return the result, and how many attempts the
+        writes made ready.
+        """
         database_transaction: Any = None
         ready: ReadyCounts | None = None
         try:
@@ -242,7 +252,7 @@ class PostgresStore:
 
     async def _answer(self, connection: Any, request: Request) -> Any:
         if isinstance(request, Begin):
-            return await self._open_batch(connection, request.ids)
+            return await self._begin(connection, request.ids)
         if isinstance(request, Write):
             return await write_batch(connection, request)
         if isinstance(request, Load):
@@ -255,30 +265,33 @@ class PostgresStore:
             await connection.execute(_LOCK_TENANT, TENANT_LOCK, request.tenant)
             return await connection.fetchval(_COUNT_LIVE_LEASES, request.tenant, request.limit)
         if isinstance(request, LockGroup):
-            return await self._take_group(connection, request)
+            return await self._lock_group(connection, request)
         if isinstance(request, Postpone):
-            return await connection.executemany(_PUT_ASIDE, [(request.until, id) for id in request.ids])
+            return await connection.executemany(_POSTPONE, [(request.until, id) for id in request.ids])
         if isinstance(request, BeginClaim):
-            return await self._open_ready(connection, request)
+            return await self._begin_claim(connection, request)
         assert isinstance(request, FindReady)
         return await self._find_ready(connection, request)
 
     @staticmethod
-    async def _take_group(connection: Any, request: LockGroup) -> str:
-        """Lock first, then read in a second statement, which sees what the previous holder of the lock wrote."""
+    async def _lock_group(connection: Any, request: LockGroup) -> str:
+        """Try to lock a concurrency group. Return the id of the attempt that holds the group, "", or CONTENDED.
+
+        The holder is read in a second statement, which sees what the previous owner of the lock wrote.
+        """
         if not await connection.fetchval(_LOCK_GROUP, GROUP_LOCK, request.tenant, request.group):
             return CONTENDED
         return await connection.fetchval(_HOLDER, request.tenant, request.group, request.now) or ""
 
-    async def _open_ready(self, connection: Any, request: BeginClaim) -> tuple[int, list[StoredRecord]]:
+    async def _begin_claim(self, connection: Any, request: BeginClaim) -> tuple[int, list[StoredRecord]]:
         if request.labels or request.only_ids:
-            now, _ = await self._open_batch(connection, ())
+            now, _ = await self._begin(connection, ())
             return now, await self._find_ready(
                 connection,
                 FindReady(request.tenant, request.labels, now + request.clock_lead, request.limit, request.only_ids),
             )
         shift = self._clock_shift() + request.clock_lead
-        rows = await connection.fetch(_OPEN_READY, request.tenant, shift, request.limit)
+        rows = await connection.fetch(_BEGIN_CLAIM, request.tenant, shift, request.limit)
         return int(rows[0][0]) - request.clock_lead, _stored_records([row[1:] for row in rows if row[1] is not None])
 
     @staticmethod
@@ -303,15 +316,15 @@ class PostgresStore:
             best.sort(key=_claim_order)
         return best[: request.limit]
 
-    async def _open_batch(self, connection: Any, ids: tuple[str, ...]) -> tuple[int, list[StoredRecord]]:
-        rows = await connection.fetch(_OPEN, ids)
+    async def _begin(self, connection: Any, ids: tuple[str, ...]) -> tuple[int, list[StoredRecord]]:
+        rows = await connection.fetch(_BEGIN, ids)
         return int(rows[0][0]) + self._clock_shift(), _stored_records([row[1:] for row in rows if row[1] is not None])
 
     async def read(self, work: Callable[[], ReadTransaction[T]]) -> T:
-        """Run a read-only transaction on one connection."""
+        """Run the read-only transaction on one connection and return its result."""
         transaction = work()
         try:
-            async with self._connected().acquire() as connection:
+            async with self._require_open().acquire() as connection:
                 request, result = _advance(transaction, None)
                 while request is not None:
                     request, result = _advance(transaction, await self._answer(connection, request))
@@ -322,19 +335,19 @@ class PostgresStore:
         return cast(T, result)
 
     async def find(self, id: str) -> Record | None:
-        """Return the record, finished or not, or None."""
+        """Return the record, also if it is finished, or None."""
         stored_records = _stored_records(await self._fetch(_LOAD, [id]))
         return stored_records[0].record if stored_records else None
 
     async def find_all(self, ids: Sequence[str]) -> list[Record]:
-        """Return these records in this order, without ids that do not exist."""
+        """Return these records, also finished ones, in this order, without ids that do not exist."""
         unique_ids = list(dict.fromkeys(ids))
         stored_records = _stored_records(await self._fetch(_LOAD, unique_ids))
         records = {stored.record.id: stored.record for stored in stored_records}
         return [records[id] for id in unique_ids if id in records]
 
     async def page(self, query: ListQuery) -> RecordPage:
-        """Return one page of the records that are on all of these lists."""
+        """Return one page of the records that are on all lists of the query, newest first."""
         return await self._pages.page(query)
 
     async def count(self, tenant: str, list: str, limit: int) -> int:
@@ -342,11 +355,11 @@ class PostgresStore:
         return await self._pages.count(tenant, list, limit)
 
     async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
-        """Return the document of this name, or None."""
+        """Return the document with this name, or None. An API key is found without a tenant."""
         return await self._documents.find(kind, name, tenant)
 
     async def put_documents(self, documents: Sequence[Document]) -> None:
-        """Write all documents or none. Raises `Conflict` if one has another version."""
+        """Write all documents. Raises `Conflict` and writes none if the stored version of one is not its `version`."""
         columns = document_columns(documents)
         try:
             await self._fetch(PUT_DOCUMENTS, *columns, self._clock_shift(), len(documents))
@@ -356,7 +369,7 @@ class PostgresStore:
     async def list_documents(
         self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
     ) -> list[Document]:
-        """Return the tenant's documents with this name prefix, by name, after the name `after`."""
+        """Return up to `limit` of the tenant's documents with this name prefix, by name, after the name `after`."""
         return await self._documents.list_documents(kind, tenant, after, limit, prefix)
 
     async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
@@ -364,46 +377,52 @@ class PostgresStore:
         return bool(await self._fetch(f"{_DELETE_DOCUMENT} RETURNING 1", kind, tenant, name, version))
 
     async def now(self) -> int:
-        """Return the time of the database's clock."""
+        """Return the time of the store's clock, in microseconds."""
         return int((await self._fetch(f"SELECT {CLOCK}"))[0][0]) + self._clock_shift()
 
     async def _fetch(self, sql: str, *values: Any) -> list[Any]:
         try:
-            rows: list[Any] = await self._connected().fetch(sql, *values)
+            rows: list[Any] = await self._require_open().fetch(sql, *values)
         except CONNECTION_ERRORS as error:
             raise Unavailable(f"PostgreSQL: {error}") from error
         return rows
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
-        """Return committed events with a greater seq, in order."""
+        """Return up to `limit` committed events with a `seq` above `after`, in order.
+
+        Without an entity or run, the events of all records.
+        """
         return await self._log.events(after, limit, entity_id, run_id, self.find)
 
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
-        """Return attempts that became ready before then, up to `limit` of each queue."""
+        """Return, of each queue of each tenant, up to `limit` claimable attempts that became ready before `before`."""
         return await self._ready.ready_attempts(before, limit)
 
     async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
-        """Return the tenant's queued attempts, claimable or not."""
+        """Return up to `limit` attempts of each of the tenant's first `queues` queues, also those not yet claimable."""
         return await self._ready.queued_attempts(tenant, limit, queues)
 
     async def group_holder(self, tenant: str, group: str) -> str:
-        """Return the id of the attempt that holds the group, or ""."""
+        """Return the id of the attempt that holds this concurrency group, or an empty string if none does."""
         rows = await self._fetch(_HOLDER, tenant, group, await self.now())
         return str(rows[0][0]) if rows else ""
 
     async def last_seq(self) -> int:
-        """Return the seq of the newest committed event."""
+        """Return the `seq` of the newest committed event, 0 if there is none."""
         return int((await self._fetch("SELECT seq FROM log_head"))[0][0])
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
-        """Delete finished records and events older than these times. Return how many."""
+        """Delete records that finished, and events that happened, before these times; up to `limit` of each.
+
+        Return how many.
+        """
         try:
-            async with self._connected().acquire() as connection, connection.transaction():
+            async with self._require_open().acquire() as connection, connection.transaction():
                 deleted = await connection.fetch(_DELETE_FINISHED, finished_before, limit)
                 await remove_from_lists(
                     connection, removals(decode_record(*row) for row in deleted if row[1] in LISTED_KINDS)
                 )
-            status: str = await self._connected().execute(_DELETE_CHUNKS, events_before, limit)
+            status: str = await self._require_open().execute(_DELETE_CHUNKS, events_before, limit)
         except CONNECTION_ERRORS as error:
             raise Unavailable(f"PostgreSQL: {error}") from error
         return len(deleted) + int(status.rpartition(" ")[2])
@@ -421,7 +440,7 @@ def _claim_order(stored: StoredRecord) -> tuple[int, int, str]:
 
 
 def _advance(transaction: Transaction[T], answer: Any) -> tuple[Request | None, T | None]:
-    """Send an answer. Return the next request, or None and the result when the transaction has ended."""
+    """Send an answer into the transaction. Return its next request and None, or None and its result at its end."""
     try:
         return transaction.send(answer), None
     except StopIteration as end:
@@ -429,11 +448,11 @@ def _advance(transaction: Transaction[T], answer: Any) -> tuple[Request | None, 
 
 
 def _needs_no_transaction(request: Request) -> bool:
-    """Return whether the request is one statement and takes no lock that must be held until later."""
+    """Return whether the request is a single statement that takes no lock for later, so that it needs no BEGIN."""
     if isinstance(request, Write):
         return request.is_last and is_single_statement(request)
     return isinstance(request, Begin | Load | LoadJobs)
 
 
 async def _keep_session(_connection: object) -> None:
-    """Reset nothing when a connection returns to the pool: sessions change no settings."""
+    """Do nothing when a connection returns to the pool: sessions change no settings, so there is nothing to reset."""

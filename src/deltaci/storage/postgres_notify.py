@@ -27,38 +27,41 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class Notification(msgspec.Struct, frozen=True, array_like=True):
-    """The sending server and what became ready; None: too much for one notification."""
+    """The payload of a NOTIFY: the sending server, and how many attempts became ready per tenant and queue.
+
+    `ready` is None if that was too much for one payload.
+    """
 
     sender: str
     ready: list[tuple[str, str, int]] | None = None
 
 
 class PostgresNotifier:
-    """Sends and receives notifications on one connection, and reconnects."""
+    """Sends and receives commit hints on one connection, and reconnects when the connection is lost."""
 
     def __init__(self, connect: Callable[[], Awaitable[Any]], commit_hints: CommitHints) -> None:
         self._connect = connect
         self._commit_hints = commit_hints
         self._sender = secrets.token_hex(8)
-        self._has_news = asyncio.Event()
+        self._is_send_due = asyncio.Event()
         self._ready: dict[tuple[str, str], int] = {}
         self._is_stopped = False
         self._task: asyncio.Task[None] | None = None
 
     def announce(self, ready: ReadyCounts) -> None:
-        """Send to the other servers that a commit made these attempts ready."""
+        """Notify the other servers, a little later, that a commit made these attempts ready."""
         for queue, count in ready.items():
             self._ready[queue] = self._ready.get(queue, 0) + count
-        self._has_news.set()
+        self._is_send_due.set()
 
     def start(self) -> None:
-        """Start to send and receive."""
+        """Start the task that connects, sends and receives."""
         self._task = asyncio.create_task(self._run(), name="notifier")
 
     async def stop(self) -> None:
-        """Close the connection."""
+        """Stop the task, which closes the connection."""
         self._is_stopped = True
-        self._has_news.set()
+        self._is_send_due.set()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -82,15 +85,15 @@ class PostgresNotifier:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _exchange(self) -> None:
-        """Send and receive until the connection is closed."""
+        """Connect, and send and receive notifications until the connection is closed."""
         connection = await self._connect()
         try:
-            connection.add_termination_listener(lambda _: self._has_news.set())
+            connection.add_termination_listener(lambda _: self._is_send_due.set())
             await connection.add_listener(CHANNEL, self._on_notification)
             self._commit_hints.publish()  # Notifications were missed before LISTEN.
             while not self._is_stopped and not connection.is_closed():
-                await self._has_news.wait()
-                self._has_news.clear()
+                await self._is_send_due.wait()
+                self._is_send_due.clear()
                 await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, self._encode_notification())
                 await asyncio.sleep(COALESCE_SECONDS)
         finally:

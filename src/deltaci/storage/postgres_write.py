@@ -88,18 +88,18 @@ _NO_CHUNK: Final = EventChunk(0, 0, b"", frozenset())
 
 
 def is_single_statement(write: Write) -> bool:
-    """Return whether one statement writes all of it, so that it needs no BEGIN and COMMIT."""
+    """Return whether `write_batch` writes this with a single statement, so that it needs no BEGIN and COMMIT."""
     return all(put.version or not put.is_terminal for put in write.puts)
 
 
 async def remove_from_lists(connection: Any, changes: list[ListChange]) -> None:
-    """Remove deleted records from their lists."""
+    """Delete the index rows of deleted records."""
     if changes:
         await connection.execute(_DELETE_LISTED_ONLY, *_columns(removed_rows(changes), 4))
 
 
 def document_columns(documents: Sequence[Document]) -> Iterable[Sequence[Any]]:
-    """Return the first parameters of the statement that writes documents, as columns."""
+    """Return the first parameters of PUT_DOCUMENTS, which are the columns of these documents."""
     rows = [
         (document.kind, document.tenant, document.name, document.version, document.body)
         for document in sorted_for_write(documents)
@@ -108,24 +108,26 @@ def document_columns(documents: Sequence[Document]) -> Iterable[Sequence[Any]]:
 
 
 async def write_batch(connection: Any, write: Write) -> int:
-    """Write records, lists and events. Return the seq of the last event, 0 if there is none."""
+    """Write records, lists and events. Return the `seq` of the last event, 0 if there is none."""
     puts = write.puts
-    new = [insert_values(put) for put in puts if put.version == 0 and not put.is_terminal]
-    *new_columns, group_names = _columns(new, 10)
-    old = [
+    new_rows = [insert_values(put) for put in puts if put.version == 0 and not put.is_terminal]
+    *new_columns, group_names = _columns(new_rows, 10)
+    changed_rows = [
         (put.record.id, put.version, put.ready_at, put.due_at, encode(put.record))
         for put in puts
         if put.version and not put.is_terminal
     ]
-    over = [(put.record.id, put.version, encode(put.record)) for put in puts if put.version and put.is_terminal]
+    finished_rows = [
+        (put.record.id, put.version, encode(put.record)) for put in puts if put.version and put.is_terminal
+    ]
     finished_at_once = [put.record for put in puts if put.version == 0 and put.is_terminal]
     if finished_at_once:
-        rows = [
+        finished_values = [
             (record.id, KIND_OF[type(record)], record.run_id, record.updated_at, encode(record))
             for record in finished_at_once
         ]
-        status: str = await connection.execute(_INSERT_FINISHED, *zip(*rows, strict=True))
-        if int(status.rpartition(" ")[2]) != len(rows):
+        status: str = await connection.execute(_INSERT_FINISHED, *zip(*finished_values, strict=True))
+        if int(status.rpartition(" ")[2]) != len(finished_values):
             raise Conflict(tuple(record.id for record in finished_at_once))
     chunk = pack_events(write.events) if write.events else _NO_CHUNK
     ended_at = max((put.record.updated_at for put in puts), default=0)
@@ -133,8 +135,8 @@ async def write_batch(connection: Any, write: Write) -> int:
         last_seq = await connection.fetchval(
             _WRITE_LISTED if write.list_changes else _WRITE,
             *new_columns,
-            *_columns(old, 5),
-            *_columns(over, 3),
+            *_columns(changed_rows, 5),
+            *_columns(finished_rows, 3),
             ended_at,
             chunk.count,
             chunk.at,

@@ -1,4 +1,4 @@
-"""SQL statements, readers and rows that the SQLite and PostgreSQL stores share."""
+"""SQL statements, readers and column values that the SQLite and PostgreSQL stores share."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ CHUNKS_OF_SCOPE: Final = (
 
 
 class LogReader:
-    """Reads the event log through a database's `fetch`. `marks` are its first three parameter marks."""
+    """Reads events from a database through `fetch`, which runs a query.
+
+    `marks` are the first three parameter marks of the database, such as `$1`.
+    """
 
     def __init__(self, fetch: Callable[..., Awaitable[Sequence[Any]]], marks: tuple[str, str, str]) -> None:
         self._fetch = fetch
@@ -76,7 +79,10 @@ class LogReader:
     async def events(
         self, after: int, limit: int, entity_id: str, run_id: str, find: Callable[[str], Awaitable[Record | None]]
     ) -> list[Event]:
-        """Return events of all records, one entity or one run. `find` loads the entity, to get its run id."""
+        """Return up to `limit` events with a `seq` above `after`, of all records or of one entity or run.
+
+        `find` loads the entity, whose run id selects the rows to read.
+        """
         if run_id or not entity_id:
             return await self._read(run_id, after, limit, entity_id, run_id)
         record = await find(entity_id)
@@ -88,6 +94,7 @@ class LogReader:
         return events if events or not separator else await self._read(run_scope, after, limit, entity_id, "")
 
     async def _read(self, scope: str, after: int, limit: int, entity_id: str, run_id: str) -> list[Event]:
+        """Read rows of the log, of one scope or of all, until `limit` events match; return these events."""
         events: list[Event] = []
         last_seq = after
         while len(events) < limit:
@@ -106,7 +113,7 @@ class LogReader:
 
 
 class ReadyAttemptReader:
-    """Reads queued attempts queue by queue, without locks."""
+    """Reads queued attempts from a database, one queue after the other, without locks."""
 
     def __init__(self, fetch: Callable[..., Awaitable[Sequence[Any]]], marks: tuple[str, str, str, str]) -> None:
         self._fetch = fetch
@@ -116,7 +123,7 @@ class ReadyAttemptReader:
         self._first_queued = FIRST_QUEUED.format(*marks)
 
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
-        """Return up to `limit` attempts of each queue of each tenant that became ready before then."""
+        """Return, of each queue of each tenant, up to `limit` claimable attempts that became ready before `before`."""
         attempts: list[ReadyAttempt] = []
         tenant = key = ""
         while queues := await self._fetch(self._next_queue, tenant, key):
@@ -126,7 +133,7 @@ class ReadyAttemptReader:
         return attempts
 
     async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
-        """Return up to `limit` attempts of each of the tenant's first `queues` queues, claimable or not."""
+        """Return up to `limit` attempts of each of the tenant's first `queues` queues, also those not yet claimable."""
         attempts: list[ReadyAttempt] = []
         keys: list[str] = [""]  # The queue without required labels, the first by name.
         while keys and queues:
@@ -138,12 +145,12 @@ class ReadyAttemptReader:
 
 
 def group_name(record: Record) -> str | None:
-    """Return the record's concurrency group, or None."""
+    """Return the record's concurrency group, or None if it has none."""
     return (record.group or None) if isinstance(record, Attempt) else None
 
 
 def insert_values(put: Put) -> tuple[Any, ...]:
-    """Return the column values of a new record."""
+    """Return the column values of a new row of the table `records`."""
     record = put.record
     key, priority = (record.queue_key, record.priority) if isinstance(record, Attempt) else ("", 0)
     return (

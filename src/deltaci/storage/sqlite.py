@@ -75,7 +75,7 @@ _UPDATE: Final = (
     "UPDATE records SET version = version + 1, ready_at = ?, due_at = ?, body = ? WHERE id = ? AND version = ?"
 )
 _KEYS: Final = QUEUE_KEYS.format("?")
-_PUT_ASIDE: Final = POSTPONE.format("?", "?")
+_POSTPONE: Final = POSTPONE.format("?", "?")
 _DELETE: Final = "DELETE FROM records WHERE id = ? AND version = ?"
 _INSERT_HISTORY: Final = (
     "INSERT INTO history SELECT ?, ?, ?, ?, ? WHERE NOT EXISTS (SELECT 1 FROM records WHERE id = ?) "
@@ -98,7 +98,10 @@ _DELETE_DOCUMENT: Final = DELETE.format(m="?")
 
 
 class SqliteStore:
-    """One file. Reads outside transactions use their own connections and never wait for the writer."""
+    """Stores everything in one SQLite file.
+
+    Reads outside transactions have their own connections and never wait for a writer.
+    """
 
     max_concurrent_transactions = 1
 
@@ -164,7 +167,10 @@ class SqliteStore:
             raise
 
     async def transact(self, work: Callable[[], Transaction[T]]) -> T:
-        """Run the transaction in the writer thread, so that all its requests need only one thread switch."""
+        """Run the transaction and return its result.
+
+        It runs in the writer thread, so that all of its requests need only one thread switch.
+        """
         result, ready = await asyncio.get_running_loop().run_in_executor(self._writer, self._transact, work)
         if ready is not None:
             self.commit_hints.publish(ready)
@@ -177,8 +183,8 @@ class SqliteStore:
         return await asyncio.get_running_loop().run_in_executor(self._writer, self._in_write_transaction, work)
 
     def _in_write_transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run the function in a write transaction: commit if it returns, roll back if it raises."""
-        connection = self._connected(self._write_connection)
+        """Call `work` in a write transaction and return its result: commit if it returns, roll back if it raises."""
+        connection = self._require_open(self._write_connection)
         try:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -193,19 +199,22 @@ class SqliteStore:
             raise Unavailable(f"{self._path}: {error}") from error
 
     @staticmethod
-    def _connected(connection: sqlite3.Connection | None) -> sqlite3.Connection:
+    def _require_open(connection: sqlite3.Connection | None) -> sqlite3.Connection:
         if connection is None:
             raise Unavailable("the store is not open; call open() first")
         return connection
 
     async def read(self, work: Callable[[], ReadTransaction[T]]) -> T:
-        """Run a read-only transaction in a reader thread. All its reads see the same snapshot."""
+        """Run the read-only transaction in a reader thread and return its result.
+
+        All of its reads see the same snapshot.
+        """
         if not self._is_open:
             raise Unavailable("the store is not open; call open() first")
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._read_transaction, work)
 
     def _read_transaction(self, work: Callable[[], ReadTransaction[T]]) -> T:
-        with self._reader() as connection:
+        with self._borrowed_reader() as connection:
             connection.execute("BEGIN")
             try:
                 return run_transaction(work(), lambda request: self._answer_read(connection, request))[0]
@@ -220,7 +229,7 @@ class SqliteStore:
         return self._fetch_records(connection, f"{_SELECT} {_OF_RUN} UNION ALL {_SELECT_FINISHED} {_OF_RUN}", values)
 
     def _answer(self, request: Request) -> Any:
-        connection = self._connected(self._write_connection)
+        connection = self._require_open(self._write_connection)
         if isinstance(request, Load | LoadJobs):
             return self._answer_read(connection, request)
         if isinstance(request, Begin):
@@ -240,7 +249,7 @@ class SqliteStore:
             return _first_value(connection.execute(_HOLDER, [request.tenant, request.group, request.now]).fetchall())
         if isinstance(request, Postpone):
             rows = [(request.until, request.until, id) for id in request.ids]
-            connection.executemany(_PUT_ASIDE, rows)
+            connection.executemany(_POSTPONE, rows)
             return None
         assert isinstance(request, FindDue)
         due = f"{_SELECT} WHERE due_at <= ? ORDER BY due_at LIMIT ?"
@@ -261,9 +270,9 @@ class SqliteStore:
         return records
 
     def _find_ready(self, request: FindReady) -> list[StoredRecord]:
-        """Find the best attempts of each queue with a short index scan, then the best of all."""
+        """Return the most urgent ready attempts, from a short index scan of each matching queue."""
         ranked: list[tuple[int, int, str, StoredRecord]] = []
-        connection = self._connected(self._write_connection)
+        connection = self._require_open(self._write_connection)
         if request.only_ids:
             return self._find_ready_by_ids(request)
         keys = [row[0] for row in connection.execute(_KEYS, [request.tenant] * 2)] if request.labels else [""]
@@ -286,7 +295,7 @@ class SqliteStore:
         for start in range(0, len(unique_ids), MAX_VARIABLES):
             part = unique_ids[start : start + MAX_VARIABLES]
             sql = _READY_BY_IDS.format(", ".join("?" * len(part)))
-            rows = self._connected(self._write_connection).execute(sql, [*part, request.tenant, request.now])
+            rows = self._require_open(self._write_connection).execute(sql, [*part, request.tenant, request.now])
             for priority, ready_at, id, kind, version, due_at, body in rows:
                 stored = StoredRecord(decode_record(id, kind, body), version, due_at)
                 if matches_labels(stored, request.labels):
@@ -295,25 +304,25 @@ class SqliteStore:
         return [entry[3] for entry in ranked[: request.limit]]
 
     def _write(self, write: Write) -> int:
-        connection = self._connected(self._write_connection)
-        new = [put for put in write.puts if put.version == 0 and not put.is_terminal]
-        old = [put for put in write.puts if put.version and not put.is_terminal]
-        over = [put for put in write.puts if put.is_terminal]
-        self._write_guarded(connection, _INSERT, [(*insert_values(put), put.record.id) for put in new], new)
-        updates = [(put.ready_at, put.due_at, encode(put.record), put.record.id, put.version) for put in old]
-        self._write_guarded(connection, _UPDATE, updates, old)
-        leaving = [put for put in over if put.version]
-        self._write_guarded(connection, _DELETE, [(put.record.id, put.version) for put in leaving], leaving)
-        self._write_guarded(connection, _INSERT_HISTORY, [_history_values(put) for put in over], over)
+        connection = self._require_open(self._write_connection)
+        created = [put for put in write.puts if put.version == 0 and not put.is_terminal]
+        changed = [put for put in write.puts if put.version and not put.is_terminal]
+        finished = [put for put in write.puts if put.is_terminal]
+        self._write_guarded(connection, _INSERT, [(*insert_values(put), put.record.id) for put in created], created)
+        updates = [(put.ready_at, put.due_at, encode(put.record), put.record.id, put.version) for put in changed]
+        self._write_guarded(connection, _UPDATE, updates, changed)
+        moved = [put for put in finished if put.version]
+        self._write_guarded(connection, _DELETE, [(put.record.id, put.version) for put in moved], moved)
+        self._write_guarded(connection, _INSERT_HISTORY, [_history_values(put) for put in finished], finished)
         if write.list_changes:
             self._write_lists(connection, write.list_changes)
         if not write.events:
             return 0
         chunk = pack_events(write.events)
-        (last,) = connection.execute("UPDATE log_head SET seq = seq + ? RETURNING seq", (chunk.count,)).fetchone()
-        connection.execute(_INSERT_CHUNK, (last, chunk.count, chunk.at, chunk.body))
-        connection.executemany(_INSERT_SCOPE, [(scope, last) for scope in chunk.scopes])
-        return int(last)
+        (last_seq,) = connection.execute("UPDATE log_head SET seq = seq + ? RETURNING seq", (chunk.count,)).fetchone()
+        connection.execute(_INSERT_CHUNK, (last_seq, chunk.count, chunk.at, chunk.body))
+        connection.executemany(_INSERT_SCOPE, [(scope, last_seq) for scope in chunk.scopes])
+        return int(last_seq)
 
     @staticmethod
     def _write_lists(connection: sqlite3.Connection, entries: list[ListChange]) -> None:
@@ -331,11 +340,11 @@ class SqliteStore:
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._fetch, sql, values)
 
     def _fetch(self, sql: str, values: tuple[Any, ...]) -> list[Any]:
-        with self._reader() as connection:
+        with self._borrowed_reader() as connection:
             return connection.execute(sql, values).fetchall()
 
     @contextmanager
-    def _reader(self) -> Iterator[sqlite3.Connection]:
+    def _borrowed_reader(self) -> Iterator[sqlite3.Connection]:
         connection = self._idle_readers.pop()
         try:
             yield connection
@@ -345,13 +354,13 @@ class SqliteStore:
             self._idle_readers.append(connection)
 
     async def find(self, id: str) -> Record | None:
-        """Return the record, finished or not, or None."""
+        """Return the record, also if it is finished, or None."""
         for _, kind, _, _, body in await self._read(_SELECT_BY_ID, id):
             return decode_record(id, kind, body)
         return None
 
     async def find_all(self, ids: Sequence[str]) -> list[Record]:
-        """Return these records in this order, without ids that do not exist."""
+        """Return these records, also finished ones, in this order, without ids that do not exist."""
         unique_ids, records = list(dict.fromkeys(ids)), dict[str, Record]()
         for start in range(0, len(unique_ids), MAX_VARIABLES):
             part = unique_ids[start : start + MAX_VARIABLES]
@@ -360,7 +369,7 @@ class SqliteStore:
         return [records[id] for id in unique_ids if id in records]
 
     async def page(self, query: ListQuery) -> RecordPage:
-        """Return one page of the records that are on all of these lists."""
+        """Return one page of the records that are on all lists of the query, newest first."""
         return await self._pages.page(query)
 
     async def count(self, tenant: str, list: str, limit: int) -> int:
@@ -368,11 +377,11 @@ class SqliteStore:
         return await self._pages.count(tenant, list, limit)
 
     async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
-        """Return the document of this name, or None."""
+        """Return the document with this name, or None. An API key is found without a tenant."""
         return await self._documents.find(kind, name, tenant)
 
     async def put_documents(self, documents: Sequence[Document]) -> None:
-        """Write all documents or none. Raises `Conflict` if one has another version."""
+        """Write all documents. Raises `Conflict` and writes none if the stored version of one is not its `version`."""
         await self._run_write_transaction(lambda connection: self._put_documents(connection, documents))
 
     def _put_documents(self, connection: sqlite3.Connection, documents: Sequence[Document]) -> None:
@@ -389,7 +398,7 @@ class SqliteStore:
     async def list_documents(
         self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
     ) -> list[Document]:
-        """Return the tenant's documents with this name prefix, by name, after the name `after`."""
+        """Return up to `limit` of the tenant's documents with this name prefix, by name, after the name `after`."""
         return await self._documents.list_documents(kind, tenant, after, limit, prefix)
 
     async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
@@ -400,32 +409,40 @@ class SqliteStore:
         )
 
     async def now(self) -> int:
-        """Return the time of the clock."""
+        """Return the time of the store's clock, in microseconds."""
         return self._clock()
 
     async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
-        """Return committed events with a greater seq, in order."""
+        """Return up to `limit` committed events with a `seq` above `after`, in order.
+
+        Without an entity or run, the events of all records.
+        """
         return await self._log.events(after, limit, entity_id, run_id, self.find)
 
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
-        """Return attempts that became ready before then, up to `limit` of each queue."""
+        """Return, of each queue of each tenant, up to `limit` claimable attempts that became ready before `before`."""
         return await self._ready.ready_attempts(before, limit)
 
     async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
-        """Return the tenant's queued attempts, claimable or not."""
+        """Return up to `limit` attempts of each of the tenant's first `queues` queues, also those not yet claimable."""
         return await self._ready.queued_attempts(tenant, limit, queues)
 
     async def group_holder(self, tenant: str, group: str) -> str:
-        """Return the id of the attempt that holds the group, or ""."""
+        """Return the id of the attempt that holds this concurrency group, or an empty string if none does."""
         return _first_value(await self._read(_HOLDER, tenant, group, self._clock()))
 
     async def last_seq(self) -> int:
-        """Return the seq of the newest committed event."""
+        """Return the `seq` of the newest committed event, 0 if there is none."""
         return int((await self._read("SELECT seq FROM log_head"))[0][0])
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
-        """Delete finished records and events older than these times. Return how many."""
-        return await self._run_write_transaction(lambda to: self._prune(to, finished_before, events_before, limit))
+        """Delete records that finished, and events that happened, before these times; up to `limit` of each.
+
+        Return how many.
+        """
+        return await self._run_write_transaction(
+            lambda connection: self._prune(connection, finished_before, events_before, limit)
+        )
 
     def _prune(self, connection: sqlite3.Connection, finished_before: int, events_before: int, limit: int) -> int:
         deleted = connection.execute(_DELETE_FINISHED, (finished_before, limit)).fetchall()
@@ -468,7 +485,7 @@ def _enable_wal(connection: sqlite3.Connection) -> None:
 
 
 def _select_by_ids(count: int) -> str:
-    """Return the statement that selects live and finished records by `count` ids in one query.
+    """Return the SQL that selects `count` records by id, live and finished ones in one query.
 
     So a missing record takes no longer than a finished one.
     """

@@ -155,7 +155,9 @@ class UploadHandlers:
         if ref.number > 1:
             # The attempt is complete even if the blob store is unavailable now.
             with suppress(BlobStoreUnavailable):
-                await self._disk.run(lambda: keys.remove_lost(self._blobs, runner.tenant, ref.attempt_id, ref.number))
+                await self._disk.run(
+                    lambda: keys.remove_lost_artifacts(self._blobs, runner.tenant, ref.attempt_id, ref.number)
+                )
 
     # -- secrets
 
@@ -186,7 +188,7 @@ class UploadHandlers:
         """Return how large this artifact may be. Uploads at the same moment do not count for each other."""
         artifacts = keys.artifacts(self._blobs, attempt.tenant, attempt.id, current_lease_number)
         if not artifacts and current_lease_number > 1:
-            keys.remove_lost(self._blobs, attempt.tenant, attempt.id, current_lease_number)
+            keys.remove_lost_artifacts(self._blobs, attempt.tenant, attempt.id, current_lease_number)
         other_artifacts = [artifact for artifact in artifacts if artifact.path != path]
         if len(other_artifacts) >= self._limits.files:
             raise Refused("too_large", f"a job may store at most {self._limits.files} files; pack them")

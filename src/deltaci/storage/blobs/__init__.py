@@ -13,7 +13,7 @@ EXPECTED = "expected a folder, s3://BUCKET/PREFIX or memory:"
 
 
 def open_blob_store(url: str) -> BlobStore:
-    """Return the store that a URL names: a folder (a path, or `file:PATH`), `s3://BUCKET/PREFIX` or `memory:`."""
+    """Return a blob store for a URL: a folder (a path, or `file:PATH`), `s3://BUCKET/PREFIX` or `memory:`."""
     if url == "memory:":
         from deltaci.storage.blobs.memory import MemoryBlobStore
 

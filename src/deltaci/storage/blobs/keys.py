@@ -43,7 +43,10 @@ class Artifact(msgspec.Struct, frozen=True):
 
 
 def safe_name(text: str) -> str:
-    """Return a name of printable characters for any text. Different texts give different names."""
+    """Return the text in a form that is one part of a key: percent-encoded, or as a hash if that is too long.
+
+    Different texts give different names.
+    """
     name = quote(text, safe="", errors="surrogatepass")
     if name.startswith((".", "_")) or not 0 < len(name) <= MAX_NAME_LENGTH:
         return f"_{sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
@@ -53,14 +56,14 @@ def safe_name(text: str) -> str:
 # -- artifacts
 
 
-def artifacts_of(tenant: str, attempt_id: str, number: int | None = None) -> str:
+def artifact_prefix(tenant: str, attempt_id: str, number: int | None = None) -> str:
     """Return the key prefix of the artifacts of one lease or, without a number, of all leases of an attempt."""
     lease = "" if number is None else f"{number}/"
     return f"artifacts/{safe_name(tenant)}/{safe_name(attempt_id)}/{lease}"
 
 
 def artifact_key(tenant: str, attempt_id: str, number: int, path: str) -> str:
-    """Return the key of an artifact. Raises `Refused` for an invalid path."""
+    """Return the key of an artifact. `number` is that of its lease. Raises `Refused` for an invalid path."""
     try:
         size = len(path.encode())
     except UnicodeEncodeError:
@@ -68,42 +71,45 @@ def artifact_key(tenant: str, attempt_id: str, number: int, path: str) -> str:
     if not 0 < size <= MAX_PATH_BYTES:
         raise Refused("bad_request", f"the path {path[:80]!r} is not one of 1 to {MAX_PATH_BYTES} bytes; rename it")
     parse_key(path)
-    return artifacts_of(tenant, attempt_id, number) + path
+    return artifact_prefix(tenant, attempt_id, number) + path
 
 
 def artifact_uri(attempt_id: str, number: int, path: str) -> str:
-    """Return the URI by which records refer to an artifact. It has no tenant: that of the record applies."""
+    """Return the URI by which a record refers to an artifact. It has no tenant: the tenant of the record applies."""
     return f"artifact:{safe_name(attempt_id)}/{number}/{path}"
 
 
 def key_of_uri(tenant: str, uri: str) -> str:
-    """Return the key of an artifact from its URI in a record of this tenant."""
+    """Return the key of an artifact, given its URI in a record of this tenant."""
     return f"artifacts/{safe_name(tenant)}/{uri.removeprefix('artifact:')}"
 
 
 def artifacts(blobs: BlobStore, tenant: str, attempt_id: str, number: int) -> list[Artifact]:
-    """Return the artifacts of a lease by path. There are never more than one listing returns."""
-    prefix = artifacts_of(tenant, attempt_id, number)
+    """Return the artifacts of a lease, sorted by path: at most MAX_LISTED."""
+    prefix = artifact_prefix(tenant, attempt_id, number)
     return [Artifact(entry.key.removeprefix(prefix), entry.bytes) for entry in blobs.list(prefix, limit=MAX_LISTED)]
 
 
 def read_artifact(blobs: BlobStore, tenant: str, attempt_id: str, number: int, path: str) -> Iterator[bytes]:
-    """Yield an artifact in chunks. Refused `not_found` if there is none."""
+    """Yield the content of an artifact in chunks. Refuse with `not_found` if there is none."""
     return read_all(blobs, artifact_key(tenant, attempt_id, number, path))
 
 
-def remove_lost(blobs: BlobStore, tenant: str, attempt_id: str, number: int) -> int:
-    """Delete the artifacts of earlier, lost leases of an attempt, to which nothing refers. Return how many."""
-    prefix, own_prefix = artifacts_of(tenant, attempt_id), artifacts_of(tenant, attempt_id, number)
-    removed, after = 0, ""
+def remove_lost_artifacts(blobs: BlobStore, tenant: str, attempt_id: str, number: int) -> int:
+    """Delete the artifacts of all leases of an attempt but the lease with this number. Return how many.
+
+    Nothing refers to the artifacts of lost leases.
+    """
+    prefix, current_prefix = artifact_prefix(tenant, attempt_id), artifact_prefix(tenant, attempt_id, number)
+    removed_count, after = 0, ""
     while page := blobs.list(prefix, after):
         after = page[-1].key
-        removed += sum(blobs.delete(entry.key) for entry in page if not entry.key.startswith(own_prefix))
-    return removed
+        removed_count += sum(blobs.delete(entry.key) for entry in page if not entry.key.startswith(current_prefix))
+    return removed_count
 
 
-def bytes_of(blobs: BlobStore, tenant: str) -> int:
-    """Return the total size of a tenant's artifacts and caches."""
+def stored_bytes(blobs: BlobStore, tenant: str) -> int:
+    """Return the total size of a tenant's artifacts and caches in bytes."""
     size = 0
     for prefix in (f"artifacts/{safe_name(tenant)}/", f"caches/{safe_name(tenant)}/"):
         after = ""
@@ -114,7 +120,7 @@ def bytes_of(blobs: BlobStore, tenant: str) -> int:
 
 
 def read_all(blobs: BlobStore, key: str, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
-    """Yield a blob in chunks."""
+    """Yield the content of a blob in chunks. Refuse with `not_found` if there is none."""
     offset = 0
     while chunk := blobs.get(key, offset, part_bytes):
         yield chunk
@@ -125,7 +131,7 @@ def read_all(blobs: BlobStore, key: str, part_bytes: int = PART_BYTES) -> Iterat
 
 
 def cache_key(tenant: str, scope: str, key: str) -> str:
-    """Return the key of a cache. An empty scope is that of trusted runs, and no other scope has its name."""
+    """Return the key of a cache. An empty scope is that of trusted runs; no other scope shares its caches."""
     return f"caches/{safe_name(tenant)}/{_scope_name(scope)}/{safe_name(key)}"
 
 
@@ -134,7 +140,7 @@ def _scope_name(scope: str) -> str:
 
 
 def remember_cache(blobs: BlobStore, tenant: str, scope: str, key: str, at: int) -> None:
-    """Record that a cache was stored at this time, in milliseconds."""
+    """Record that a cache was stored at the time `at`, in milliseconds, so that `newest_cache` finds it."""
     quoted_key = quote(key, safe="", errors="surrogatepass")
     # A long key is found by its beginning; its hash distinguishes it from others with the same beginning.
     name = (
@@ -147,7 +153,7 @@ def remember_cache(blobs: BlobStore, tenant: str, scope: str, key: str, at: int)
 
 
 def newest_cache(blobs: BlobStore, tenant: str, scope: str, prefix: str) -> str:
-    """Return the key of the newest existing cache whose key has this prefix, empty if there is none."""
+    """Return the name of the newest existing cache whose name has this prefix; empty if there is none."""
     quoted_prefix = quote(prefix, safe="", errors="surrogatepass")[:MAX_NAME_LENGTH]
     recent_prefix, after, recent_keys = (
         f"recent/{safe_name(tenant)}/{_scope_name(scope)}/k{quoted_prefix}",
@@ -165,31 +171,34 @@ def newest_cache(blobs: BlobStore, tenant: str, scope: str, prefix: str) -> str:
     return ""
 
 
-def secrets_of(tenant: str) -> str:
-    """Return the key prefix of the secrets for all jobs of a tenant."""
+def secret_prefix(tenant: str) -> str:
+    """Return the key prefix of the secrets that all jobs of a tenant may read."""
     return f"secrets/{safe_name(tenant)}/"
 
 
 def secret_key(tenant: str, name: str, project: str = "", branch: str = "") -> str:
-    """Return the key of a secret for a tenant or, narrower, for a project or for branches that match a pattern."""
+    """Return the key of a secret of a tenant or, narrower, of a project or of branches that match the pattern `branch`.
+
+    Raises `Refused` for an invalid name.
+    """
     if not SECRET_NAME.fullmatch(name):
         raise Refused(
             "bad_request",
             f"{name[:80]!r} is no name for a secret; give letters, digits and '_', at most {MAX_NAME_LENGTH}",
         )
     if not project:
-        return secrets_of(tenant) + name
-    return f"{project_secrets(tenant, project)}{name}/{f'of-{safe_name(branch)}' if branch else ANY_BRANCH}"
+        return secret_prefix(tenant) + name
+    return f"{project_secret_prefix(tenant, project)}{name}/{f'of-{safe_name(branch)}' if branch else ANY_BRANCH}"
 
 
-def scoped_secrets(tenant: str) -> str:
-    """Return the key prefix of the secrets for single projects of a tenant."""
+def scoped_secret_prefix(tenant: str) -> str:
+    """Return the key prefix of all secrets of a tenant that are restricted to a project."""
     return f"scoped-secrets/{safe_name(tenant)}/"
 
 
-def project_secrets(tenant: str, project: str) -> str:
-    """Return the key prefix of the secrets for one project."""
-    return f"{scoped_secrets(tenant)}{safe_name(project)}/"
+def project_secret_prefix(tenant: str, project: str) -> str:
+    """Return the key prefix of the secrets that are restricted to this project."""
+    return f"{scoped_secret_prefix(tenant)}{safe_name(project)}/"
 
 
 def all_keys(blobs: BlobStore, prefix: str) -> Iterator[str]:
@@ -201,6 +210,6 @@ def all_keys(blobs: BlobStore, prefix: str) -> Iterator[str]:
 
 
 def secret_names(blobs: BlobStore, tenant: str) -> list[str]:
-    """Return the names of the secrets for all jobs of a tenant."""
-    prefix = secrets_of(tenant)
+    """Return the names of the secrets that all jobs of a tenant may read."""
+    prefix = secret_prefix(tenant)
     return [key.removeprefix(prefix) for key in all_keys(blobs, prefix)]

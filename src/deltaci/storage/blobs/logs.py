@@ -24,7 +24,7 @@ MAX_NAME: Final = 200
 
 
 class LogStore:
-    """Logs in a folder."""
+    """The logs of attempts, as files in a folder, one per lease."""
 
     def __init__(self, folder: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
         self._folder = folder
@@ -34,7 +34,10 @@ class LogStore:
 
     @contextmanager
     def subscribe(self, attempt_id: str, lease_number: int, on_append: Callable[[], None]) -> Iterator[None]:
-        """While the context is open, call `on_append` in the appending thread after each append by this object."""
+        """While the context is open, call `on_append` after each append to this log by this object.
+
+        It is called in the thread that appended.
+        """
         key = (attempt_id, lease_number)
         self._listeners[key] = (*self._listeners.get(key, ()), on_append)
         try:
@@ -47,7 +50,7 @@ class LogStore:
                 del self._listeners[key]
 
     def path(self, attempt_id: str, lease_number: int) -> Path:
-        """Return the path of the log, whether it exists or not."""
+        """Return the path of the log file, whether or not the file exists."""
         name = quote(attempt_id, safe="")
         if name.startswith((".", "_")) or len(name) > MAX_NAME:
             # The name must not leave the folder and must be valid for any file system.
@@ -62,7 +65,10 @@ class LogStore:
             return 0
 
     def append(self, attempt_id: str, lease_number: int, offset: int, data: bytes) -> int:
-        """Append the bytes, which begin at this offset, except those that the log has. Return its new size."""
+        """Append the bytes, which begin at `offset`. Skip the part that the log has already. Return its new size.
+
+        Refuse them with `log_gap` if the log ends before `offset`, and with `log_full` if it would be too large.
+        """
         path = self.path(attempt_id, lease_number)
         if offset and not path.exists():
             raise Refused("log_gap", f"the log ends at byte 0, not at {offset}; send it from there")
@@ -75,18 +81,18 @@ class LogStore:
                 raise Refused("log_gap", f"the log ends at byte {end}, not at {offset}; send it from there")
             if max(end, offset + len(data)) > self._max_bytes:
                 raise Refused("log_full", f"a log has at most {self._max_bytes} bytes; write less, or keep a file")
-            new = data[end - offset :]
-            if new:
-                check_free_space(path.parent, len(new), is_small=end + len(new) <= SMALL_LOG_BYTES)
-                file.write(new)
+            new_bytes = data[end - offset :]
+            if new_bytes:
+                check_free_space(path.parent, len(new_bytes), is_small=end + len(new_bytes) <= SMALL_LOG_BYTES)
+                file.write(new_bytes)
                 file.flush()
                 os.fsync(file.fileno())
-        for on_append in self._listeners.get((attempt_id, lease_number), ()) if new else ():
+        for on_append in self._listeners.get((attempt_id, lease_number), ()) if new_bytes else ():
             on_append()
-        return end + len(new)
+        return end + len(new_bytes)
 
     def read(self, attempt_id: str, lease_number: int, offset: int = 0, limit: int = 1024 * 1024) -> bytes:
-        """Return up to `limit` bytes from an offset on."""
+        """Return up to `limit` bytes of the log from an offset on; none if the log does not exist."""
         try:
             with self.path(attempt_id, lease_number).open("rb") as file:
                 file.seek(offset)

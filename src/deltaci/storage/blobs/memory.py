@@ -28,7 +28,7 @@ class MemoryBlobStore:
         self._max_bytes = max_bytes
 
     def put(self, key: str, source: BinaryIO | bytes) -> BlobStat:
-        """Store all bytes of the source under the key, replacing what was there."""
+        """Store all bytes of the source under the key, replacing an existing blob."""
         parse_key(key)
         content = b"".join(read_chunks(source, self._max_bytes))
         with self._lock:
@@ -36,7 +36,7 @@ class MemoryBlobStore:
         return _stat(content)
 
     def put_if_absent(self, key: str, source: BinaryIO | bytes) -> BlobStat | None:
-        """Store the bytes unless the key exists. Return None if it does."""
+        """Store all bytes of the source unless the key exists. Return None if it does."""
         parse_key(key)
         content = b"".join(read_chunks(source, self._max_bytes))
         with self._lock:
@@ -46,7 +46,7 @@ class MemoryBlobStore:
         return _stat(content)
 
     def get(self, key: str, offset: int = 0, limit: int = MAX_READ_BYTES) -> bytes:
-        """Return up to `limit` bytes from an offset on. Refused `not_found` if there is no such blob."""
+        """Return up to `limit` bytes of a blob from an offset on. Refuse with `not_found` if there is no such blob."""
         parse_key(key)
         offset, limit = clamp_range(offset, limit, MAX_READ_BYTES)
         content = self._blobs.get(key)
@@ -55,7 +55,7 @@ class MemoryBlobStore:
         return content[offset : offset + limit]
 
     def stat(self, key: str) -> BlobStat | None:
-        """Return size and checksum, or None if there is no such blob."""
+        """Return the size and the checksum of a blob, or None if there is no such blob."""
         parse_key(key)
         content = self._blobs.get(key)
         return None if content is None else _stat(content)

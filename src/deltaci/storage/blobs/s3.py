@@ -55,8 +55,11 @@ _OPTIONS: Final = frozenset({"endpoint", "region", "allow_http", "virtual_hosted
 T = TypeVar("T")
 
 
-class _Head:
-    """The metadata of an object. `content` names the object with the bytes, if they are stored separately."""
+class _ObjectMetadata:
+    """The metadata of an S3 object: its size and the SHA-256 of its bytes.
+
+    If the bytes of a blob are stored separately, `content` names the object that has them.
+    """
 
     def __init__(self, attributes: dict[str, Any], size: int) -> None:
         self.content: str = attributes.get(_CONTENT, "")
@@ -65,7 +68,7 @@ class _Head:
 
 
 class S3BlobStore:
-    """Blobs in one bucket below one prefix. Any number of servers may use it."""
+    """Stores blobs as objects of one bucket, below one prefix. Any number of servers may use it."""
 
     def __init__(self, open_store: Callable[[str], S3Store], max_bytes: int = MAX_BLOB_BYTES) -> None:
         self._blobs = open_store("blobs")
@@ -73,99 +76,101 @@ class S3BlobStore:
         self._max_bytes = max_bytes
 
     def put(self, key: str, source: BinaryIO | bytes) -> BlobStat:
-        """Store all bytes of the source under the key, replacing what was there."""
+        """Store all bytes of the source under the key, replacing an existing blob."""
         parse_key(key)
-        with self._buffered(source) as (file, stored):
-            before = self._find_head(key)
-            self._send(self._blobs, key, file, stored)
-            if before is not None and before.content:
-                self._request(lambda: obstore.delete(self._contents, before.content))
-        return stored
+        with self._buffered(source) as (file, blob_stat):
+            previous = self._blob_metadata(key)
+            self._upload(self._blobs, key, file, blob_stat)
+            if previous is not None and previous.content:
+                self._checked(lambda: obstore.delete(self._contents, previous.content))
+        return blob_stat
 
     def put_if_absent(self, key: str, source: BinaryIO | bytes) -> BlobStat | None:
-        """Store the bytes unless the key exists. Return None if it does."""
+        """Store all bytes of the source unless the key exists. Return None if it does."""
         parse_key(key)
-        if self._find_head(key) is not None:
+        if self._blob_metadata(key) is not None:
             return None
-        with self._buffered(source) as (file, stored):
-            if stored.bytes <= SINGLE_BYTES:
-                return stored if self._create(key, file.read(), {_SHA256: stored.sha256}) else None
+        with self._buffered(source) as (file, blob_stat):
+            if blob_stat.bytes <= SINGLE_BYTES:
+                return blob_stat if self._put_conditionally(key, file.read(), {_SHA256: blob_stat.sha256}) else None
             content = secrets.token_hex(16)
-            self._send(self._contents, content, file, stored)
-            if self._create(key, b"", {_SHA256: stored.sha256, _CONTENT: content}):
-                return stored
-            self._request(lambda: obstore.delete(self._contents, content))
+            self._upload(self._contents, content, file, blob_stat)
+            if self._put_conditionally(key, b"", {_SHA256: blob_stat.sha256, _CONTENT: content}):
+                return blob_stat
+            self._checked(lambda: obstore.delete(self._contents, content))
             return None
 
     def get(self, key: str, offset: int = 0, limit: int = MAX_READ_BYTES) -> bytes:
-        """Return up to `limit` bytes from an offset on. Refused `not_found` if there is no such blob."""
+        """Return up to `limit` bytes of a blob from an offset on. Refuse with `not_found` if there is no such blob."""
         parse_key(key)
         offset, limit = clamp_range(offset, limit, MAX_READ_BYTES)
         # Request at least one byte: its response carries the metadata even if the limit is 0.
-        part = self._range(self._blobs, key, 0 if not limit else offset, max(1, limit))
-        head = self._find_head(key) if part is None or part[0].content else part[0]
-        if head is None:
+        part = self._get_range(self._blobs, key, 0 if not limit else offset, max(1, limit))
+        metadata = self._blob_metadata(key) if part is None or part[0].content else part[0]
+        if metadata is None:
             raise Refused("not_found", f"there is no blob {key[:80]!r}")
-        if head.content:
-            part = self._range(self._contents, head.content, offset, max(1, limit))
-        if part is None and offset < head.size:
+        if metadata.content:
+            part = self._get_range(self._contents, metadata.content, offset, max(1, limit))
+        if part is None and offset < metadata.size:
             raise BlobStoreUnavailable(f"the blob {key[:80]!r} changed while it was read; read it again")
         return part[1][:limit] if part is not None else b""
 
     def stat(self, key: str) -> BlobStat | None:
-        """Return size and checksum, or None if there is no such blob."""
+        """Return the size and the checksum of a blob, or None if there is no such blob."""
         parse_key(key)
-        head = self._find_head(key)
-        if head is None:
+        metadata = self._blob_metadata(key)
+        if metadata is None:
             return None
-        return BlobStat(head.size, head.sha256 or self._sha256(key))
+        return BlobStat(metadata.size, metadata.sha256 or self._sha256(key))
 
     def list(self, prefix: str = "", after: str = "", limit: int = MAX_LISTED) -> list[BlobEntry]:
         """Return up to `limit` blobs with this key prefix and a key greater than `after`, in key order."""
         _, limit = clamp_range(0, limit, MAX_LISTED)
         entries: list[BlobEntry] = []
         # The store lists whole folders: begin right before the prefix, and stop after it.
-        folder, begin = prefix.rpartition("/")[0], _valid_offset(max(after, prefix[:-1]))
+        folder, offset_key = prefix.rpartition("/")[0], _valid_offset(max(after, prefix[:-1]))
         if folder != _valid_offset(folder):
             return []  # No key has such names.
-        pages = self._request(lambda: obstore.list(self._blobs, folder or None, offset=begin or None))
-        while len(entries) < limit and (page := self._request(lambda: next(iter(pages), None))) is not None:
-            for meta in page:
-                key = meta["path"]
+        pages = self._checked(lambda: obstore.list(self._blobs, folder or None, offset=offset_key or None))
+        while len(entries) < limit and (page := self._checked(lambda: next(iter(pages), None))) is not None:
+            for listed_object in page:
+                key = listed_object["path"]
                 if key > prefix and not key.startswith(prefix):
                     return entries
                 if key.startswith(prefix) and key > after and len(entries) < limit:
-                    head = self._find_head(key) if not meta["size"] else None
-                    entries.append(BlobEntry(key, head.size if head is not None else meta["size"]))
+                    metadata = self._blob_metadata(key) if not listed_object["size"] else None
+                    entries.append(BlobEntry(key, metadata.size if metadata is not None else listed_object["size"]))
         return entries
 
     def delete(self, key: str) -> bool:
-        """Delete the blob. Return whether there was one; two concurrent calls may both return True."""
+        """Delete the blob. Return whether there was a blob; two concurrent calls may both return True."""
         parse_key(key)
-        head = self._find_head(key)
-        if head is None:
+        metadata = self._blob_metadata(key)
+        if metadata is None:
             return False
-        self._request(lambda: obstore.delete(self._blobs, key))
-        if head.content:
-            self._request(lambda: obstore.delete(self._contents, head.content))
+        self._checked(lambda: obstore.delete(self._blobs, key))
+        if metadata.content:
+            self._checked(lambda: obstore.delete(self._contents, metadata.content))
         return True
 
     # -- requests
 
-    def _create(self, key: str, data: bytes, attributes: dict[str, str]) -> bool:
+    def _put_conditionally(self, key: str, data: bytes, attributes: dict[str, str]) -> bool:
+        """Write an object unless the key exists. Return whether it was written."""
         try:
-            self._request(lambda: obstore.put(self._blobs, key, data, attributes=attributes, mode="create"))
+            self._checked(lambda: obstore.put(self._blobs, key, data, attributes=attributes, mode="create"))
         except AlreadyExistsError:
             return False
         return True
 
-    def _send(self, store: S3Store, name: str, file: BinaryIO, stored: BlobStat) -> None:
-        attributes = {_SHA256: stored.sha256}
-        if stored.bytes <= SINGLE_BYTES:
+    def _upload(self, store: S3Store, name: str, file: BinaryIO, blob_stat: BlobStat) -> None:
+        """Write the file as an object; a large one in parts."""
+        attributes = {_SHA256: blob_stat.sha256}
+        if blob_stat.bytes <= SINGLE_BYTES:
             data = file.read()
-            self._request(lambda: obstore.put(store, name, data, attributes=attributes, use_multipart=False))
+            self._checked(lambda: obstore.put(store, name, data, attributes=attributes, use_multipart=False))
             return
-        self._request(
+        self._checked(
             lambda: obstore.put(
                 store,
                 name,
@@ -177,32 +182,36 @@ class S3BlobStore:
             )
         )
 
-    def _find_head(self, key: str) -> _Head | None:
-        """Return the metadata of a blob, or None."""
-        head = self._head(self._blobs, key)
-        if head is not None and head.content:
-            inner = self._head(self._contents, head.content)
-            if inner is None:  # Deleted at this moment.
+    def _blob_metadata(self, key: str) -> _ObjectMetadata | None:
+        """Return the metadata of a blob, with the size of its bytes if they are stored separately, or None."""
+        metadata = self._object_metadata(self._blobs, key)
+        if metadata is not None and metadata.content:
+            content_metadata = self._object_metadata(self._contents, metadata.content)
+            if content_metadata is None:  # Deleted at this moment.
                 return None
-            inner.content = head.content
-            return inner
-        return head
+            content_metadata.content = metadata.content
+            return content_metadata
+        return metadata
 
-    def _head(self, store: S3Store, name: str) -> _Head | None:
-        part = self._range(store, name, 0, 1)
+    def _object_metadata(self, store: S3Store, name: str) -> _ObjectMetadata | None:
+        """Return the metadata of an object, or None if there is no such object."""
+        part = self._get_range(store, name, 0, 1)
         if part is not None:
             return part[0]
         try:
-            whole = self._request(lambda: obstore.get(store, name))
+            response = self._checked(lambda: obstore.get(store, name))
         except FileNotFoundError:
             return None
-        return _Head(dict(whole.attributes), whole.meta["size"])
+        return _ObjectMetadata(dict(response.attributes), response.meta["size"])
 
-    def _range(self, store: S3Store, name: str, offset: int, size: int) -> tuple[_Head, bytes] | None:
-        """Return the metadata and a part of an object, or None if there is no such object or no byte at the offset."""
+    def _get_range(self, store: S3Store, name: str, offset: int, size: int) -> tuple[_ObjectMetadata, bytes] | None:
+        """Return the metadata and a part of an object.
+
+        Return None if there is no such object, or no byte at the offset.
+        """
         try:
             response = obstore.get(store, name, options={"range": (offset, offset + size)})
-            return _Head(dict(response.attributes), response.meta["size"]), bytes(response.bytes())
+            return _ObjectMetadata(dict(response.attributes), response.meta["size"]), bytes(response.bytes())
         except FileNotFoundError:
             return None
         except BaseError as error:
@@ -212,17 +221,18 @@ class S3BlobStore:
             raise _unavailable(error) from error
 
     def _sha256(self, key: str) -> str:
-        """Compute the checksum of an object without metadata, written by another program."""
-        digest, at = hashlib.sha256(), 0
-        while part := self.get(key, at, PART_BYTES):
-            digest.update(part)
-            at += len(part)
+        """Return the SHA-256 of a blob that has none in its metadata, because another program wrote it."""
+        digest, offset = hashlib.sha256(), 0
+        while chunk := self.get(key, offset, PART_BYTES):
+            digest.update(chunk)
+            offset += len(chunk)
         return digest.hexdigest()
 
     @staticmethod
-    def _request(request: Callable[[], T]) -> T:
+    def _checked(make_request: Callable[[], T]) -> T:
+        """Make a request and return its result; raise `BlobStoreUnavailable` if it fails."""
         try:
-            return request()
+            return make_request()
         except AlreadyExistsError:
             raise
         except BaseError as error:
@@ -230,7 +240,7 @@ class S3BlobStore:
 
     @contextmanager
     def _buffered(self, source: BinaryIO | bytes) -> Iterator[tuple[BinaryIO, BlobStat]]:
-        """Yield a file with the whole source, and its size and checksum."""
+        """Read the source to its end; yield a file with its content, and the size and checksum."""
         with ExitStack() as stack:
             if not isinstance(source, bytes) and source.seekable() and source.tell() == 0:
                 file = source
@@ -247,7 +257,7 @@ class S3BlobStore:
 
 
 def _valid_offset(text: str) -> str:
-    """Return the longest beginning of a key that the store accepts as a path. It sorts before the key or equals it."""
+    """Return the longest prefix of a key that S3 accepts as a path. It sorts before the key, or equals it."""
     names = text.split("/")
     valid_count = next((index for index, name in enumerate(names) if name in ("", ".", "..")), len(names))
     return "/".join(names[:valid_count])
@@ -260,7 +270,10 @@ def _unavailable(error: BaseError) -> BlobStoreUnavailable:
 
 
 def open_s3(url: str, max_bytes: int = MAX_BLOB_BYTES) -> S3BlobStore:
-    """Return the store for the bucket and prefix of a URL, e.g. `s3://ci/delta?endpoint=http://10.0.0.7:9000&allow_http=true`."""
+    """Return the store for the bucket and prefix of a URL. Raises ValueError for an invalid URL.
+
+    An example: `s3://ci/delta?endpoint=http://10.0.0.7:9000&allow_http=true`.
+    """
     address = urlsplit(url)
     parameters = parse_qsl(address.query, keep_blank_values=True)
     options = dict(parameters)
@@ -273,8 +286,8 @@ def open_s3(url: str, max_bytes: int = MAX_BLOB_BYTES) -> S3BlobStore:
     if address.username or address.password:
         raise ValueError("a URL is no place for keys; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead")
     region = options.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    more: dict[str, Any] = {"endpoint": options["endpoint"]} if options.get("endpoint") else {}
-    is_plain = options.get("allow_http", "false").lower() in ("1", "true", "yes")
+    endpoint_options: dict[str, Any] = {"endpoint": options["endpoint"]} if options.get("endpoint") else {}
+    allows_http = options.get("allow_http", "false").lower() in ("1", "true", "yes")
 
     def open_store(folder: str) -> S3Store:
         return S3Store(
@@ -282,9 +295,9 @@ def open_s3(url: str, max_bytes: int = MAX_BLOB_BYTES) -> S3BlobStore:
             prefix="/".join(part for part in (address.path.strip("/"), folder) if part),
             region=region or "us-east-1",
             virtual_hosted_style_request=options.get("virtual_hosted_style", "false").lower() in ("1", "true", "yes"),
-            client_options={"allow_http": is_plain, "timeout": timedelta(minutes=10)},
+            client_options={"allow_http": allows_http, "timeout": timedelta(minutes=10)},
             retry_config={"max_retries": TRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS)},
-            **more,
+            **endpoint_options,
         )
 
     return S3BlobStore(open_store, max_bytes)

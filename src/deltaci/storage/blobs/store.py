@@ -48,23 +48,29 @@ class BlobEntry(msgspec.Struct, frozen=True):
 
 
 class BlobStoreUnavailable(Exception):
-    """The store failed to answer correctly. It is unknown whether the request was carried out: repeat it."""
+    """Raised if the store failed to answer. It is unknown whether the request was carried out: repeat it."""
 
 
 class BlobStore(Protocol):
     """The interface of a blob store. Every method but `list` refuses a key that `parse_key` refuses."""
 
     def put(self, key: str, source: BinaryIO | bytes) -> BlobStat:
-        """Store all bytes of the source under the key, replacing what was there. Safe to repeat."""
+        """Store all bytes of the source under the key, replacing an existing blob. Safe to repeat."""
 
     def put_if_absent(self, key: str, source: BinaryIO | bytes) -> BlobStat | None:
-        """Store the bytes unless the key exists: then return None. Of concurrent calls, exactly one succeeds."""
+        """Store all bytes of the source unless the key exists: then return None.
+
+        Of concurrent calls, exactly one succeeds.
+        """
 
     def get(self, key: str, offset: int = 0, limit: int = MAX_READ_BYTES) -> bytes:
-        """Return up to `limit` bytes from an offset on, none beyond the end. Refused `not_found` without a blob."""
+        """Return up to `limit` bytes of a blob from an offset on, none beyond its end.
+
+        Refuse with `not_found` if there is no such blob.
+        """
 
     def stat(self, key: str) -> BlobStat | None:
-        """Return size and checksum, or None if there is no such blob."""
+        """Return the size and the checksum of a blob, or None if there is no such blob."""
 
     def list(self, prefix: str = "", after: str = "", limit: int = MAX_LISTED) -> list[BlobEntry]:
         """Return up to `limit` blobs with this key prefix and a key greater than `after`, in key order."""
@@ -74,7 +80,7 @@ class BlobStore(Protocol):
 
 
 def parse_key(key: str) -> list[str]:
-    """Return the names in a key. Raises `Refused` for an invalid key."""
+    """Return the names in a key, which slashes separate. Raises `Refused` for an invalid key."""
     try:
         size = len(key.encode())
     except UnicodeEncodeError:
@@ -92,7 +98,7 @@ def parse_key(key: str) -> list[str]:
 
 
 def read_chunks(source: BinaryIO | bytes, max_bytes: int) -> Iterator[bytes]:
-    """Yield the source in chunks. Raises `Refused` once it is larger than `max_bytes`."""
+    """Yield the content of the source in chunks. Raises `Refused` once it exceeds `max_bytes`."""
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     size = 0
     while chunk := file.read(_CHUNK_BYTES):
@@ -110,7 +116,7 @@ def clamp_range(offset: int, limit: int, max_limit: int) -> tuple[int, int]:
 
 
 class FolderBlobStore:
-    """Blobs in a folder of one file system. Several processes may use it."""
+    """Stores blobs as files in a folder of one file system. Several processes may use it."""
 
     def __init__(self, folder: Path, max_bytes: int = MAX_BLOB_BYTES) -> None:
         self._folder = folder
@@ -122,28 +128,28 @@ class FolderBlobStore:
         return self._folder.joinpath(*(f"+{folder}" for folder in folders), f"={name}")
 
     def put(self, key: str, source: BinaryIO | bytes) -> BlobStat:
-        """Store all bytes of the source under the key, replacing what was there."""
+        """Store all bytes of the source under the key, replacing an existing blob."""
         path = self._path(key)
-        unfinished, stored = self._write(source)
+        unfinished, blob_stat = self._write(source)
         with _deleted_on_exit(unfinished):
             self._publish(path, lambda: os.replace(unfinished, path))
-        return stored
+        return blob_stat
 
     def put_if_absent(self, key: str, source: BinaryIO | bytes) -> BlobStat | None:
-        """Store the bytes unless the key exists. Return None if it does."""
+        """Store all bytes of the source unless the key exists. Return None if it does."""
         path = self._path(key)
         if path.exists():
             return None
-        unfinished, stored = self._write(source)
+        unfinished, blob_stat = self._write(source)
         with _deleted_on_exit(unfinished):
             try:
                 self._publish(path, lambda: os.link(unfinished, path))
             except FileExistsError:
                 return None
-        return stored
+        return blob_stat
 
     def get(self, key: str, offset: int = 0, limit: int = MAX_READ_BYTES) -> bytes:
-        """Return up to `limit` bytes from an offset on. Refused `not_found` if there is no such blob."""
+        """Return up to `limit` bytes of a blob from an offset on. Refuse with `not_found` if there is no such blob."""
         offset, limit = clamp_range(offset, limit, MAX_READ_BYTES)
         try:
             with self._path(key).open("rb") as file:
@@ -154,7 +160,7 @@ class FolderBlobStore:
             raise Refused("not_found", f"there is no blob {key[:80]!r}") from None
 
     def stat(self, key: str) -> BlobStat | None:
-        """Return size and checksum, or None if there is no such blob."""
+        """Return the size and the checksum of a blob, or None if there is no such blob."""
         try:
             with self._path(key).open("rb") as file:
                 size = file.seek(-_DIGEST_BYTES, os.SEEK_END)
@@ -192,7 +198,7 @@ class FolderBlobStore:
         return True
 
     def sweep(self, before: float) -> int:
-        """Delete unfinished files that were last written before `before` (seconds since 1970). Return how many."""
+        """Delete unfinished uploads that were last written before `before`, in Unix seconds. Return how many."""
         removed = 0
         for path in self._unfinished.glob("*"):
             with suppress(FileNotFoundError):
@@ -202,7 +208,10 @@ class FolderBlobStore:
         return removed
 
     def _write(self, source: BinaryIO | bytes) -> tuple[Path, BlobStat]:
-        """Write the source to a new unfinished file and sync it to disk."""
+        """Write the source and its SHA-256 to a new file among the unfinished ones, durably.
+
+        Return its path and stat.
+        """
         self._unfinished.mkdir(parents=True, exist_ok=True)
         path = self._unfinished / secrets.token_hex(16)
         digest, size = hashlib.sha256(), 0
@@ -222,7 +231,10 @@ class FolderBlobStore:
         return path, BlobStat(size, digest.hexdigest())
 
     def _publish(self, path: Path, publish: Callable[[], None]) -> None:
-        """Give the file its final name, durably. Retry if `delete` removes the empty folder at the same moment."""
+        """Call `publish`, which gives a file its final path, and sync the folder.
+
+        Retry if a concurrent `delete` removes the folder because it is empty.
+        """
         for remaining_attempts in reversed(range(_PUBLISH_ATTEMPTS)):
             try:
                 _make_folders(path.parent)
@@ -233,17 +245,23 @@ class FolderBlobStore:
                 if not remaining_attempts:
                     raise
 
-    def _walk(self, folder: Path, key: str, prefix: str, after: str) -> Iterator[BlobEntry]:
+    def _walk(self, folder: Path, folder_key: str, prefix: str, after: str) -> Iterator[BlobEntry]:
+        """Yield the blobs below a folder that match `prefix` and `after`, in key order.
+
+        Their keys begin with `folder_key`.
+        """
         try:
             with os.scandir(folder) as entries:
                 # A folder sorts by the prefix of its keys, with the slash: `a-b` is before `a/b`.
                 names = sorted(
-                    e.name[1:] + ("/" if e.name[0] == "+" else "") for e in entries if e.name.startswith(("+", "="))
+                    entry.name[1:] + ("/" if entry.name[0] == "+" else "")
+                    for entry in entries
+                    if entry.name.startswith(("+", "="))
                 )
         except FileNotFoundError:
             return
         for name in names:
-            entry_key = key + name
+            entry_key = folder_key + name
             if name.endswith("/"):
                 may_match = entry_key.startswith(prefix) or prefix.startswith(entry_key)
                 if may_match and (entry_key > after or after.startswith(entry_key)):
@@ -255,7 +273,7 @@ class FolderBlobStore:
 
 @contextmanager
 def _deleted_on_exit(path: Path) -> Iterator[None]:
-    """Delete the file on exit if it still exists."""
+    """Delete the file at the end of the context, if it exists."""
     try:
         yield
     finally:
@@ -263,7 +281,7 @@ def _deleted_on_exit(path: Path) -> Iterator[None]:
 
 
 def _make_folders(folder: Path) -> None:
-    """Create a folder and its parents durably."""
+    """Create a folder and its parents, and sync them to disk."""
     if folder.is_dir():
         return
     _make_folders(folder.parent)
@@ -273,7 +291,7 @@ def _make_folders(folder: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Sync a folder, so that added and removed entries are on disk."""
+    """Sync a folder to disk, so that added and removed entries survive a crash."""
     with suppress(FileNotFoundError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
