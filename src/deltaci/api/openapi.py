@@ -48,7 +48,7 @@ RUNNER_ERRORS: Final = ErrorFormat(
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True):
-    """Operation id and body types of a route of the runner protocol."""
+    """The operation id, the body type and the response type of a route of the runner protocol."""
 
     id: str
     request: Any = None
@@ -142,7 +142,7 @@ _UNDER_LEASE: Final = tuple(route for route in PROTOCOL_ROUTES if LEASE_HEADER i
 
 
 def _links() -> Json:
-    """Return links from a granted lease to every operation under it."""
+    """Return the OpenAPI links from a granted lease to each operation that a runner may call under it."""
     lease_header = {f"header.{LEASE_HEADER}": _LEASE_ID}
     links: Json = {
         "say": {"operationId": "say", "requestBody": {"lease_id": _LEASE_ID, "runner_id": "$request.body#/runner_id"}}
@@ -226,16 +226,16 @@ SECURITY: Final[Json] = {
 
 
 def openapi_document() -> Json:
-    """Return the OpenAPI document."""
+    """Return the OpenAPI document of the whole server."""
     return document(OPERATIONS, INFO, SECURITY)
 
 
 def openapi_text() -> str:
-    """Return the document as indented JSON."""
+    """Return the OpenAPI document as indented JSON."""
     return json.dumps(openapi_document(), indent=1, ensure_ascii=False)
 
 
 @cache
 def openapi_bytes() -> bytes:
-    """Return the document encoded as JSON, for the server."""
+    """Return the OpenAPI document as JSON without indentation. It is encoded once."""
     return wire.encode(openapi_document())

@@ -32,7 +32,10 @@ _HEADERS: Final[dict[int, Json]] = {
 
 
 class ErrorFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """How a part of the server reports errors: the type of the body, and the status and meaning of each code."""
+    """How a part of the server reports errors.
+
+    `body` is the type of the response body; `meanings` has the status and the meaning of each error code.
+    """
 
     body: Any
     media_type: str
@@ -42,7 +45,10 @@ class ErrorFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """One method of one path. Bodies are Python types, JSON schemas, or `bytes`."""
+    """One method of one path of the API, with all that the OpenAPI document says about it.
+
+    Bodies are Python types, JSON schemas, or `bytes`.
+    """
 
     method: str
     path: str
@@ -124,7 +130,10 @@ FIELD_CONSTRAINTS: Final[dict[str, Json]] = {
 
 
 def document(operations: Iterable[Operation], info: Json, security: Json) -> Json:
-    """Return the whole document. `security` has the authentication schemes."""
+    """Return the OpenAPI document that describes these operations.
+
+    `security` has the authentication schemes by name.
+    """
     types: dict[str, Any] = {}
     paths: Json = {}
     for operation in operations:
@@ -143,6 +152,7 @@ def document(operations: Iterable[Operation], info: Json, security: Json) -> Jso
 
 
 def _operation(operation: Operation, types: dict[str, Any]) -> Json:
+    """Return the OpenAPI object of an operation, and add the structs that it uses to `types`."""
     rendered: Json = {
         "operationId": operation.id,
         "summary": operation.summary,
@@ -169,6 +179,7 @@ def _operation(operation: Operation, types: dict[str, Any]) -> Json:
 
 
 def _error_responses(operation: Operation, types: dict[str, Any]) -> Json:
+    """Return the OpenAPI responses of an operation for each error status."""
     errors = operation.errors
     by_status: dict[int, list[str]] = {}
     for code in dict.fromkeys((*errors.common_codes, *operation.codes)):
@@ -178,11 +189,11 @@ def _error_responses(operation: Operation, types: dict[str, Any]) -> Json:
     responses: Json = {}
     for status, codes in sorted(by_status.items()):
         descriptions = [f"`{code}`: {errors.meanings[code][1]}" for code in codes]
-        kinds: list[Any] = [{"allOf": [errors.body], "properties": {"code": {"enum": codes}}}] if codes else []
+        body_schemas: list[Any] = [{"allOf": [errors.body], "properties": {"code": {"enum": codes}}}] if codes else []
         if operation.is_under_lease and status == 409:
             descriptions.insert(0, "`StaleLease`: the lease is no longer valid")
-            kinds.insert(0, wire.StaleLease)
-        schema = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+            body_schemas.insert(0, wire.StaleLease)
+        schema = body_schemas[0] if len(body_schemas) == 1 else {"anyOf": body_schemas}
         responses[str(status)] = {
             "description": "; ".join(descriptions),
             "headers": {**_ALWAYS, **errors.headers, **_HEADERS.get(status, {})},
@@ -191,22 +202,26 @@ def _error_responses(operation: Operation, types: dict[str, Any]) -> Json:
     return responses
 
 
-def _content(kind: Any, types: dict[str, Any]) -> Json:
-    if kind is None:
+def _content(body_type: Any, types: dict[str, Any]) -> Json:
+    """Return the OpenAPI content of a body of this type: binary for `bytes`, else JSON."""
+    if body_type is None:
         return {}
-    if kind is bytes:
+    if body_type is bytes:
         return {BYTES: {"schema": {"type": "string", "format": "binary"}}}
-    return {JSON: {"schema": _schema(kind, types)}}
+    return {JSON: {"schema": _schema(body_type, types)}}
 
 
-def _schema(kind: Any, types: dict[str, Any]) -> Any:
-    """Return a schema in which every struct is a reference, and add these structs to `types`."""
-    if isinstance(kind, dict):
-        return {name: _schema(value, types) for name, value in kind.items()}
-    if isinstance(kind, list | tuple):
-        return [_schema(value, types) for value in kind]
-    if kind is None or isinstance(kind, str | int | float):
-        return kind
-    types[str(kind)] = kind
-    [schema], _ = schema_components([kind], ref_template=REFS)
+def _schema(type_or_schema: Any, types: dict[str, Any]) -> Any:
+    """Return the JSON schema of a type, with a reference in place of every struct. Add these structs to `types`.
+
+    A schema may be given as well, with types in it.
+    """
+    if isinstance(type_or_schema, dict):
+        return {name: _schema(value, types) for name, value in type_or_schema.items()}
+    if isinstance(type_or_schema, list | tuple):
+        return [_schema(value, types) for value in type_or_schema]
+    if type_or_schema is None or isinstance(type_or_schema, str | int | float):
+        return type_or_schema
+    types[str(type_or_schema)] = type_or_schema
+    [schema], _ = schema_components([type_or_schema], ref_template=REFS)
     return schema

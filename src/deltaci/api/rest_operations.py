@@ -61,7 +61,7 @@ _LINKED: Final = ("readRun", "cancelRun", "approveRun", "rejectRun", "explainRun
 
 
 def api_operations() -> Iterator[Operation]:
-    """Yield an operation for each route."""
+    """Yield the OpenAPI operation of each route of `/api/v1`."""
     for route in ROUTES:
         is_json = route.response_kind in ("json", "events")
         yield Operation(
@@ -87,11 +87,16 @@ def api_operations() -> Iterator[Operation]:
 
 
 def _parameters(route: Route) -> Iterator[Json]:
+    """Yield the OpenAPI parameters of a route: those in the path, in the query and in headers."""
     for name in route.path_parameters:
         yield {"name": name, "in": "path", "required": True, "schema": PARAMETERS[name]}
     if route.query is not None:
         for field in msgspec.structs.fields(route.query):
-            yield {"name": field.encode_name, "in": "query", "schema": _field(route.query, field.encode_name)}
+            yield {
+                "name": field.encode_name,
+                "in": "query",
+                "schema": _query_field_schema(route.query, field.encode_name),
+            }
     if route.is_repeatable:
         yield _IDEMPOTENCY
     if route.response_kind == "events":
@@ -100,13 +105,13 @@ def _parameters(route: Route) -> Iterator[Json]:
         yield _RANGE
 
 
-def _field(query: Any, name: str) -> Any:
-    """Return the schema of one field of a query, without `null`, which a query cannot contain."""
+def _query_field_schema(query: Any, name: str) -> Any:
+    """Return the JSON schema of one field of a query type, without `null`, which a query cannot contain."""
     [_], schemas = msgspec.json.schema_components([query])
     schema: Json = dict(schemas[query.__name__]["properties"][name])
     if "anyOf" in schema:
-        [kind] = [option for option in schema.pop("anyOf") if option != {"type": "null"}]
-        schema = {**kind, **schema}
+        [non_null_schema] = [option for option in schema.pop("anyOf") if option != {"type": "null"}]
+        schema = {**non_null_schema, **schema}
     if "enum" in schema:
         schema["enum"] = [option for option in schema["enum"] if option is not None]
     if schema.get("default", 0) is None:
@@ -143,5 +148,5 @@ def _response_headers(route: Route) -> Json:
 
 
 def _links() -> Json:
-    """Return links from a new run to the operations on it."""
+    """Return the OpenAPI links from a new run to the operations on it."""
     return {id: {"operationId": id, "parameters": {"path.run": "$response.body#/id"}} for id in _LINKED}

@@ -56,7 +56,7 @@ PARAMETERS: Final[dict[str, Any]] = {
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """The HTTP status of an error code, its meaning, and a hint for the caller."""
+    """What an error code means: its HTTP status, its title, and a hint for the caller."""
 
     status: int
     title: str
@@ -101,7 +101,7 @@ REFUSALS: Final[dict[str, Refusal]] = {
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """One method of one path. `codes` are its error codes in addition to those of every request."""
+    """One method of one path of `/api/v1`. `codes` are its error codes besides those of every route."""
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
     path: str
@@ -465,10 +465,10 @@ WITH_BODY: Final = ("bad_json", "bad_message", "wrong_media_type")
 
 
 def error_codes(route: Route) -> tuple[str, ...]:
-    """Return all error codes that a request to this route may get."""
-    repeatable = ("request_id_reused",) if route.is_repeatable else ()
-    with_body = WITH_BODY if route.body is not None else ()
-    with_query = ("bad_message",) if route.query is not None else ()
-    named = ("not_found",) if route.path_parameters else ()
-    codes = (*EVERY_REQUEST, *EVERY_ROUTE, *with_body, *with_query, *named, *repeatable, *route.codes)
+    """Return all error codes that a request to this route may get, without duplicates."""
+    repeatable_codes = ("request_id_reused",) if route.is_repeatable else ()
+    body_codes = WITH_BODY if route.body is not None else ()
+    query_codes = ("bad_message",) if route.query is not None else ()
+    path_codes = ("not_found",) if route.path_parameters else ()
+    codes = (*EVERY_REQUEST, *EVERY_ROUTE, *body_codes, *query_codes, *path_codes, *repeatable_codes, *route.codes)
     return tuple(dict.fromkeys(codes))

@@ -13,7 +13,7 @@ RuleSource = Literal["tenant", "server", "built-in"]
 
 
 class FailureRule(ResponseSchema, frozen=True, kw_only=True):
-    """One rule that classifies failures. All of its conditions must hold."""
+    """A rule that classifies failures. It applies if all of its conditions hold."""
 
     source: Annotated[RuleSource, doc("who defined the rule")] = field(name="of")
     name: str
@@ -28,7 +28,7 @@ class FailureRule(ResponseSchema, frozen=True, kw_only=True):
 
 
 class FailureRules(ResponseSchema, frozen=True, kw_only=True):
-    """The tenant's own rules as text, and all rules that apply to it in order of evaluation."""
+    """The tenant's own failure rules as text, and all rules that apply to its jobs, in order of evaluation."""
 
     text: str
     version: Annotated[int, doc("0: the tenant has no rules of its own")]
@@ -38,7 +38,7 @@ class FailureRules(ResponseSchema, frozen=True, kw_only=True):
 
 
 class FlakyTest(ResponseSchema, frozen=True, kw_only=True):
-    """A test that failed and passed on the same commit."""
+    """A test that both failed and passed on the same commit."""
 
     name: str
     times: Annotated[int, doc("how many times this was observed")]
@@ -47,7 +47,7 @@ class FlakyTest(ResponseSchema, frozen=True, kw_only=True):
 
 
 class FlakyJob(ResponseSchema, frozen=True, kw_only=True):
-    """A flaky job, or a job with flaky tests."""
+    """A job that is flaky or has flaky tests."""
 
     project: str
     job: str
@@ -58,7 +58,7 @@ class FlakyJob(ResponseSchema, frozen=True, kw_only=True):
 
 
 class FlakyPage(ResponseSchema, frozen=True, kw_only=True):
-    """Flaky jobs and tests; any page may be short, even empty."""
+    """A page of the flaky jobs and of jobs with flaky tests. It may be short, even empty, although more follow."""
 
     jobs: list[FlakyJob]
     next: str | None

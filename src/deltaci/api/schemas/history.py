@@ -17,7 +17,7 @@ PAGE: Final = 100
 
 
 class TransitionQuery(RequestSchema, frozen=True, kw_only=True):
-    """The vocabulary, and filters of transitions."""
+    """Which transitions of a run to return, and in which vocabulary."""
 
     view: Annotated[Literal[VIEWS], doc("our own vocabulary, or that of one document")] = CANONICAL.name  # type: ignore[valid-type]
     order: Annotated[Literal["oldest", "newest"], doc("sort order")] = "oldest"
@@ -31,7 +31,7 @@ class TransitionQuery(RequestSchema, frozen=True, kw_only=True):
 
 
 class Transition(ResponseSchema, frozen=True, kw_only=True, rename={"from_": "from"}):
-    """One transition, in the vocabulary that the query selects. One event gives zero or more transitions."""
+    """A transition in the requested vocabulary. One event gives zero or more transitions."""
 
     seq: int
     at: str
@@ -52,7 +52,7 @@ class Transition(ResponseSchema, frozen=True, kw_only=True, rename={"from_": "fr
 
 
 class TransitionPage(ResponseSchema, frozen=True, kw_only=True):
-    """Transitions in the requested order."""
+    """A page of transitions, in the requested order."""
 
     view: str
     transitions: list[Transition]

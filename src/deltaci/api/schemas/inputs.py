@@ -45,14 +45,14 @@ RunnerName = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[ -.0-
 
 
 class RequestSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of request types, which refuse unknown fields."""
+    """Base class of request bodies and queries. Unknown fields are refused."""
 
 
 # -- request bodies
 
 
 class GateInput(RequestSchema, frozen=True, kw_only=True):
-    """Who must approve before the jobs that depend on this one start."""
+    """The requirements of an approval job: who must approve before the jobs that need it start."""
 
     role: Annotated[LineText, doc("the role that an approver's key must have; empty: any")] = ""
     approvers: Annotated[Annotated[int, Meta(ge=1, le=100)], doc("how many different people")] = 1
@@ -61,7 +61,7 @@ class GateInput(RequestSchema, frozen=True, kw_only=True):
 
 
 class RetryInput(RequestSchema, frozen=True, kw_only=True):
-    """How many times and when a job is retried after a retryable failure."""
+    """How often a job is retried after a retryable failure, and after which delays."""
 
     max_attempts: Annotated[Annotated[int, Meta(ge=1, le=100)], doc("total number of attempts")] = 1
     base_delay_seconds: Annotated[Duration, doc("the backoff is 2^attempts times this")] = 10
@@ -74,7 +74,7 @@ class RetryInput(RequestSchema, frozen=True, kw_only=True):
 
 
 class JobInput(RequestSchema, frozen=True, kw_only=True):
-    """One job of a plan."""
+    """One job of a plan: a task for a worker, or an approval by people."""
 
     name: Annotated[JobName, doc("its name in the run")]
     kind: Annotated[Literal["task", "approval"], doc("a worker executes a task; people decide an approval")] = "task"
@@ -96,7 +96,7 @@ class JobInput(RequestSchema, frozen=True, kw_only=True):
 
 
 class PlanInput(RequestSchema, frozen=True, kw_only=True):
-    """The plan of a run."""
+    """The plan of a run: its jobs and its settings."""
 
     jobs: Annotated[Annotated[list[JobInput], Meta(min_length=1, max_length=10_000)], doc("its jobs")]
     fail_fast: Annotated[bool, doc("whether the first failure of a required job cancels the others")] = False
@@ -104,7 +104,7 @@ class PlanInput(RequestSchema, frozen=True, kw_only=True):
 
 
 class InputRule(RequestSchema, frozen=True, kw_only=True):
-    """One input of a template."""
+    """The declaration of one input of a template."""
 
     description: Annotated[ShortText, doc("for people")] = ""
     required: Annotated[bool, doc("whether a run must set it")] = False
@@ -113,7 +113,10 @@ class InputRule(RequestSchema, frozen=True, kw_only=True):
 
 
 class TemplateInput(RequestSchema, frozen=True, kw_only=True):
-    """A reusable plan. Every task gets an input `env` as the variable `INPUT_ENV`."""
+    """The next version of a template, which is a reusable plan with inputs.
+
+    Tasks get each input as an environment variable: an input `env` as `INPUT_ENV`.
+    """
 
     plan: Annotated[PlanInput, doc("the plan of its runs")]
     description: Annotated[ShortText, doc("for people")] = ""
@@ -124,7 +127,7 @@ class TemplateInput(RequestSchema, frozen=True, kw_only=True):
 
 
 class RunInput(RequestSchema, frozen=True, kw_only=True):
-    """Start a run from exactly one of a template, a plan, or a pipeline file of a repository."""
+    """The request to start a run from exactly one of a template, a plan, or a pipeline file of a repository."""
 
     template: Annotated[TemplateName | None, doc("the template's name")] = None
     version: Annotated[Positive | None, doc("the version of the template; absent: the newest")] = None
@@ -146,13 +149,13 @@ class RunInput(RequestSchema, frozen=True, kw_only=True):
 
 
 class CancelInput(RequestSchema, frozen=True, kw_only=True):
-    """Cancel a run, job or workstream."""
+    """The request to cancel a run, a job or a workstream."""
 
     reason: Annotated[Comment, doc("the reason, for people; recorded in the event")] = ""
 
 
 class DecisionInput(RequestSchema, frozen=True, kw_only=True):
-    """Approve or reject."""
+    """The request to approve or to reject one or all waiting approval jobs of a run."""
 
     job: Annotated[JobName | None, doc("the approval job; absent: every waiting one")] = None
     comment: Annotated[Comment, doc("the reason; recorded in the event")] = ""
@@ -160,13 +163,13 @@ class DecisionInput(RequestSchema, frozen=True, kw_only=True):
 
 
 class RerunInput(RequestSchema, frozen=True, kw_only=True):
-    """Which jobs of a run to repeat."""
+    """The request to start a run that repeats all jobs of another run, or only the failed ones."""
 
     failed_only: Annotated[bool, doc("only failed and cancelled jobs, and the approvals that they depend on")] = False
 
 
 class KeyInput(RequestSchema, frozen=True, kw_only=True):
-    """Create an API key."""
+    """The request to create an API key."""
 
     person: Annotated[Person, doc("who uses it; approvals and events record this name")]
     scopes: Annotated[
@@ -179,7 +182,7 @@ class KeyInput(RequestSchema, frozen=True, kw_only=True):
 
 
 class WorkerTokenInput(RequestSchema, frozen=True, kw_only=True):
-    """Create a registration token for a runner."""
+    """The request to create a registration token for a runner."""
 
     name: Annotated[RunnerName, doc("the runner's name")]
     again: Annotated[bool, doc("for a registered runner that has lost its credential")] = False
@@ -187,13 +190,13 @@ class WorkerTokenInput(RequestSchema, frozen=True, kw_only=True):
 
 
 class DrainInput(RequestSchema, frozen=True, kw_only=True):
-    """Drain a worker: give it no new jobs."""
+    """The request to drain a worker, which then gets no new jobs."""
 
     reason: Annotated[Comment, doc("the reason, for people; recorded in the event")] = ""
 
 
 class SecretInput(RequestSchema, frozen=True, kw_only=True):
-    """Set a secret. It is stored encrypted; the API never returns its value."""
+    """The request to set a secret. It is stored encrypted; the API never returns its value."""
 
     value: Annotated[
         Annotated[str, Meta(min_length=4, max_length=65_536)], doc("the value: at most 65,536 bytes, without NUL")
@@ -203,7 +206,7 @@ class SecretInput(RequestSchema, frozen=True, kw_only=True):
 
 
 class FailureRulesInput(RequestSchema, frozen=True, kw_only=True):
-    """Replace the tenant's failure rules."""
+    """The request to replace the tenant's failure rules."""
 
     text: Annotated[Annotated[str, Meta(max_length=65_536)], doc("YAML; `rules: []` for none; see docs/failures.md")]
     expected_version: Annotated[
@@ -212,7 +215,7 @@ class FailureRulesInput(RequestSchema, frozen=True, kw_only=True):
 
 
 class Quotas(RequestSchema, frozen=True, kw_only=True, omit_defaults=False):
-    """Limits of a tenant; 0: no limit."""
+    """The limits of a tenant; 0 means no limit."""
 
     running_jobs: Annotated[Quantity, doc("jobs that workers execute concurrently")] = 0
     queued_runs: Annotated[Quantity, doc("runs that have not started")] = 0
@@ -229,7 +232,7 @@ Cursor = Annotated[str, Meta(max_length=400)]
 
 
 class RunQuery(RequestSchema, frozen=True, kw_only=True):
-    """Filters of runs; a run must match all of them."""
+    """Filters for a list of runs. A run must match every filter that is set."""
 
     state: Annotated[Literal[RUN_STATES] | None, doc("only runs in this state")] = None  # type: ignore[valid-type]
     status: Annotated[Literal[STATUSES] | None, doc("only runs with this status")] = None  # type: ignore[valid-type]
@@ -245,40 +248,40 @@ class RunQuery(RequestSchema, frozen=True, kw_only=True):
 
 
 class PageQuery(RequestSchema, frozen=True, kw_only=True):
-    """One page of a list."""
+    """Which page of a list to return."""
 
     limit: Annotated[Limit, doc("page size")] = DEFAULT_PAGE
     cursor: Annotated[Cursor, doc("`next` of the previous page")] = ""
 
 
 class FlakyQuery(PageQuery, frozen=True, kw_only=True):
-    """Filters of flaky jobs."""
+    """Which page of the flaky jobs to return, and a filter for it."""
 
     project: Annotated[LineText | None, doc("only of this project")] = None
 
 
 class WorkerQuery(PageQuery, frozen=True, kw_only=True):
-    """Filters of workers."""
+    """Which page of the workers to return."""
 
     gone: Annotated[bool, doc("workers that are shut down, instead of the others")] = False
 
 
 class SecretQuery(RequestSchema, frozen=True, kw_only=True):
-    """The scope of a secret."""
+    """The scope of the secret to delete."""
 
     project: Annotated[LineText, doc("its project; empty: the whole tenant")] = ""
     branch: Annotated[LineText, doc("its branch pattern, exactly")] = ""
 
 
 class EventQuery(RequestSchema, frozen=True, kw_only=True):
-    """Filters of events."""
+    """Which events to return."""
 
     after: Annotated[Quantity, doc("only events after this seq")] = 0
     limit: Annotated[Annotated[int, Meta(ge=1, le=MAX_EVENTS)], doc("page size, for JSON")] = 100
 
 
 class LogQuery(RequestSchema, frozen=True, kw_only=True):
-    """Which log to read, and whether to follow it."""
+    """Which log of an attempt to read, and whether to follow it."""
 
     lease: Annotated[Quantity, doc("the number of the lease of the attempt; 0: the last one")] = 0
     follow: Annotated[
@@ -289,7 +292,7 @@ class LogQuery(RequestSchema, frozen=True, kw_only=True):
 
 
 class LogIndexQuery(RequestSchema, frozen=True, kw_only=True):
-    """Which log, and which part of its index to read."""
+    """Which log of an attempt to read the index of, and from which block on."""
 
     lease: Annotated[Quantity, doc("the number of the lease of the attempt; 0: the last one")] = 0
     block: Annotated[Annotated[int, Meta(ge=0, le=2**31 - 1)], doc("the first block to return")] = 0

@@ -9,7 +9,7 @@ from deltaci.protocol.messages import doc
 
 
 class LogSection(ResponseSchema, frozen=True, kw_only=True):
-    """The lines of one step in a log. Lines count from 1 and include markers."""
+    """The part of a log that one step wrote. Lines count from 1 and include markers."""
 
     index: Annotated[int, doc("the index of the step; steps of the runner itself have large ones")]
     name: str

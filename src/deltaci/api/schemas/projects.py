@@ -44,7 +44,7 @@ class Policies(RequestSchema, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class ProjectInput(RequestSchema, frozen=True, kw_only=True):
-    """Create or change a project."""
+    """The settings of a project to create or change."""
 
     url: Annotated[Url, doc("the clone URL: https or ssh; other schemes only if the server allows them")]
     forge: Annotated[ForgeKind, doc("the kind of forge that hosts it")] = "git"
@@ -66,7 +66,7 @@ class ProjectInput(RequestSchema, frozen=True, kw_only=True):
 
 
 class Project(ResponseSchema, frozen=True, kw_only=True):
-    """A repository that the server builds."""
+    """A project: a repository that the server builds, with its settings."""
 
     name: str
     version: Annotated[int, doc("how many times it was saved")]
@@ -85,7 +85,7 @@ class Project(ResponseSchema, frozen=True, kw_only=True):
 
 
 class ProjectPage(ResponseSchema, frozen=True, kw_only=True):
-    """Projects by name."""
+    """A page of projects, sorted by name."""
 
     projects: list[Project]
     next: str | None
@@ -102,7 +102,7 @@ class PushedRef(RequestSchema, frozen=True, kw_only=True):
 
 
 class PushInput(RequestSchema, frozen=True, kw_only=True):
-    """Report a push to a repository without a forge, sent by its hook."""
+    """The report of a push to a repository without a forge, as the repository's hook sends it."""
 
     delivery: Annotated[
         Annotated[str, Meta(min_length=8, max_length=200, pattern=r"^[!-~]+$(?!\n)")],
@@ -113,7 +113,7 @@ class PushInput(RequestSchema, frozen=True, kw_only=True):
 
 
 class AcceptedChange(ResponseSchema, frozen=True, kw_only=True):
-    """A change that was accepted."""
+    """A change that the server has accepted for processing."""
 
     id: str
     is_new: Annotated[bool, doc("false for a repeat")]
@@ -121,19 +121,19 @@ class AcceptedChange(ResponseSchema, frozen=True, kw_only=True):
 
 
 class AcceptedChanges(ResponseSchema, frozen=True, kw_only=True):
-    """The accepted changes, in the order of the request."""
+    """The accepted changes of a reported push, in the order of its refs."""
 
     changes: list[AcceptedChange]
 
 
 class ChangeQuery(PageQuery, frozen=True, kw_only=True):
-    """Filters of changes."""
+    """Which page of the changes to return, and a filter for it."""
 
     project: Annotated[LineText | None, doc("only of this project")] = None
 
 
 class HandledFile(ResponseSchema, frozen=True, kw_only=True):
-    """The effect of a change on one pipeline file."""
+    """The result of a change for one pipeline file: the run that it started, or why it started none."""
 
     file: str
     run: Annotated[str, doc("the run that it started; empty: none")]
@@ -166,7 +166,7 @@ class Change(ResponseSchema, frozen=True, kw_only=True):
 
 
 class ChangePage(ResponseSchema, frozen=True, kw_only=True):
-    """Changes, newest first."""
+    """A page of changes, newest first."""
 
     changes: list[Change]
     next: str | None

@@ -10,7 +10,7 @@ from deltaci.protocol.messages import Timestamp, doc
 
 
 class QueueQuery(PageQuery, frozen=True, kw_only=True):
-    """Filters of the queue."""
+    """Which page of the queue to return, and filters for it."""
 
     part: Annotated[Literal["all", "running"], doc("all, or only running attempts, which costs less")] = "all"
     reason: Annotated[LineText, doc("only entries that wait for this: the `id` or the `code` of a reason")] = ""
@@ -19,7 +19,7 @@ class QueueQuery(PageQuery, frozen=True, kw_only=True):
 
 
 class QueueEntry(ResponseSchema, frozen=True, kw_only=True):
-    """Fields of waiting and running entries."""
+    """The fields that waiting and running entries of the queue have in common."""
 
     schema_name: ClassVar[str] = "Queued"
 
@@ -38,7 +38,7 @@ class QueueEntry(ResponseSchema, frozen=True, kw_only=True):
 
 
 class WaitingEntry(QueueEntry, frozen=True, kw_only=True):
-    """A waiting attempt, job or run."""
+    """An attempt, job or run that waits, and why."""
 
     schema_name: ClassVar[str] = "Waiting"
 
@@ -48,7 +48,7 @@ class WaitingEntry(QueueEntry, frozen=True, kw_only=True):
 
 
 class RunningEntry(QueueEntry, frozen=True, kw_only=True):
-    """An attempt that a worker executes."""
+    """An attempt that a worker executes or is about to execute."""
 
     schema_name: ClassVar[str] = "UnderWay"
 
@@ -57,7 +57,7 @@ class RunningEntry(QueueEntry, frozen=True, kw_only=True):
 
 
 class SharedReason(ResponseSchema, frozen=True, kw_only=True):
-    """A reason that several entries wait for."""
+    """A reason for which several entries of the queue wait."""
 
     id: Annotated[str, doc("its code, and after a colon what else the entries have in common")]
     code: str
@@ -67,7 +67,11 @@ class SharedReason(ResponseSchema, frozen=True, kw_only=True):
 
 
 class Queue(ResponseSchema, frozen=True, kw_only=True):
-    """Waiting entries in the order of claims, then those that wait for people, for a time and for other jobs."""
+    """A page of the queue: waiting entries, and running ones.
+
+    Waiting attempts come first, in the order of claims, then entries that wait for people or a time, then entries that
+    wait for other jobs.
+    """
 
     waiting: list[WaitingEntry]
     next: str | None

@@ -18,7 +18,7 @@ MAX_EMBEDDED_JOBS: Final = 1000
 
 
 class ResponseSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of response types. A later version may add fields; clients ignore unknown ones."""
+    """Base class of responses. A later version may add fields; clients ignore unknown fields."""
 
 
 class ApiProblem(ResponseSchema, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class ApiProblem(ResponseSchema, frozen=True, kw_only=True):
 
 
 class JobCounts(ResponseSchema, frozen=True, kw_only=True):
-    """How many jobs of the run are in which situation."""
+    """Counts of a run's jobs. A job that is active or waits for an approval also counts as open."""
 
     schema_name: ClassVar[str] = "Tally"
 
@@ -46,7 +46,7 @@ class JobCounts(ResponseSchema, frozen=True, kw_only=True):
 
 
 class Failure(ResponseSchema, frozen=True, kw_only=True):
-    """Why an attempt failed, and which failure rule decided whether to retry."""
+    """Why an attempt failed, and which failure rule classified that."""
 
     code: str
     failure_class: str
@@ -57,7 +57,7 @@ class Failure(ResponseSchema, frozen=True, kw_only=True):
 
 
 class Approval(ResponseSchema, frozen=True, kw_only=True):
-    """One approval by one person."""
+    """The approval of an approval job by one person."""
 
     person: str
     at: Timestamp
@@ -65,7 +65,7 @@ class Approval(ResponseSchema, frozen=True, kw_only=True):
 
 
 class ApprovalGate(ResponseSchema, frozen=True, kw_only=True):
-    """Who must approve, and who has approved."""
+    """The requirements of an approval job, and the approvals so far."""
 
     schema_name: ClassVar[str] = "Gate"
 
@@ -77,7 +77,7 @@ class ApprovalGate(ResponseSchema, frozen=True, kw_only=True):
 
 
 class Attempt(ResponseSchema, frozen=True, kw_only=True):
-    """One execution of a job. `status` is what its `state` is called in the queue contract (docs/spec/queue.md)."""
+    """One execution of a job. `status` is its state in the terms of the queue contract (docs/spec/queue.md)."""
 
     id: str
     index: int
@@ -175,27 +175,27 @@ class RunWithJobs(Run, frozen=True, kw_only=True):
 
 
 class RunPage(ResponseSchema, frozen=True, kw_only=True):
-    """Runs, newest first."""
+    """A page of runs, newest first."""
 
     runs: list[Run]
     next: Annotated[str | None, doc("the cursor of the next page; any page may be short, even empty")]
 
 
 class JobPage(ResponseSchema, frozen=True, kw_only=True):
-    """Jobs in the order of the plan."""
+    """A page of jobs, in the order of the plan."""
 
     jobs: list[Job]
     next: Annotated[str | None, doc("the cursor of the next page")]
 
 
 class Attempts(ResponseSchema, frozen=True, kw_only=True):
-    """The attempts of a job, oldest first."""
+    """All attempts of a job, oldest first."""
 
     attempts: list[Attempt]
 
 
 class PlannedJob(ResponseSchema, frozen=True, kw_only=True):
-    """A job of the plan."""
+    """A job as the plan of its run defines it."""
 
     name: str
     kind: str
@@ -225,7 +225,7 @@ class JobChoice(ResponseSchema, frozen=True, kw_only=True):
 
 
 class Plan(ResponseSchema, frozen=True, kw_only=True):
-    """The plan of a run; it never changes."""
+    """The plan of a run. It never changes."""
 
     plan_hash: str
     jobs: list[PlannedJob]
@@ -240,7 +240,7 @@ class Plan(ResponseSchema, frozen=True, kw_only=True):
 
 
 class DecisionResult(ResponseSchema, frozen=True, kw_only=True):
-    """The outcome of an approval or a rejection."""
+    """The result of a request to approve or reject."""
 
     schema_name: ClassVar[str] = "Decided"
 
@@ -250,7 +250,7 @@ class DecisionResult(ResponseSchema, frozen=True, kw_only=True):
 
 
 class Event(ResponseSchema, frozen=True, kw_only=True, rename={"from_": "from"}):
-    """One transition of a record."""
+    """An event of the log: one transition of a record."""
 
     seq: int
     at: str
@@ -269,7 +269,7 @@ class Event(ResponseSchema, frozen=True, kw_only=True, rename={"from_": "from"})
 
 
 class EventPage(ResponseSchema, frozen=True, kw_only=True):
-    """Events in log order."""
+    """A page of events, in the order of the log."""
 
     events: list[Event]
     last: Annotated[int, doc("the value of `after` for the next page")]
@@ -285,13 +285,13 @@ class RunArtifact(ResponseSchema, frozen=True, kw_only=True):
 
 
 class Artifacts(ResponseSchema, frozen=True, kw_only=True):
-    """Files that attempts uploaded."""
+    """All artifacts of a run or of an attempt."""
 
     artifacts: list[RunArtifact]
 
 
 class Outputs(ResponseSchema, frozen=True, kw_only=True):
-    """The outputs of the jobs, by job name."""
+    """The outputs of a run's jobs, by the name of the job."""
 
     outputs: dict[str, Any]
 
@@ -305,7 +305,7 @@ class JobCost(ResponseSchema, frozen=True, kw_only=True):
 
 
 class Costs(ResponseSchema, frozen=True, kw_only=True):
-    """The resources that a run used, by attempt, and the sum of every number."""
+    """The resources that a run used: those of each attempt, and for each number the sum over all attempts."""
 
     attempts: list[JobCost]
     total: dict[str, float]
@@ -324,7 +324,7 @@ class Reason(ResponseSchema, frozen=True, kw_only=True):
 
 
 class Explanation(ResponseSchema, frozen=True, kw_only=True):
-    """Why a run, job or attempt is in its state."""
+    """An explanation of why a run, job or attempt is in its state."""
 
     id: str
     entity: str
@@ -348,7 +348,7 @@ class Template(ResponseSchema, frozen=True, kw_only=True):
 
 
 class TemplateSummary(ResponseSchema, frozen=True, kw_only=True):
-    """A template in a list."""
+    """A template without its plan and inputs, as an entry of a list."""
 
     schema_name: ClassVar[str] = "TemplateLine"
 
@@ -360,7 +360,7 @@ class TemplateSummary(ResponseSchema, frozen=True, kw_only=True):
 
 
 class TemplatePage(ResponseSchema, frozen=True, kw_only=True):
-    """Templates by name, or the versions of one template, oldest first."""
+    """A page of templates, sorted by name, or of the versions of one template, oldest first."""
 
     templates: list[TemplateSummary]
     next: str | None
@@ -393,14 +393,14 @@ class Worker(ResponseSchema, frozen=True, kw_only=True):
 
 
 class WorkerPage(ResponseSchema, frozen=True, kw_only=True):
-    """Workers, newest first."""
+    """A page of workers, newest first."""
 
     workers: list[Worker]
     next: str | None
 
 
 class WorkerToken(ResponseSchema, frozen=True, kw_only=True):
-    """A token that registers a runner, valid once."""
+    """A token with which a runner can register once."""
 
     name: str
     token: Annotated[str, doc("a secret; shown once")]
@@ -423,20 +423,20 @@ class Key(ResponseSchema, frozen=True, kw_only=True):
 
 
 class NewKey(Key, frozen=True, kw_only=True):
-    """A new API key with its secret."""
+    """A newly created API key with its secret."""
 
     token: Annotated[str, doc("for `Authorization: Bearer …`: a secret; shown once, stored only as a hash")]
 
 
 class KeyPage(ResponseSchema, frozen=True, kw_only=True):
-    """API keys."""
+    """A page of API keys."""
 
     keys: list[Key]
     next: str | None
 
 
 class Secret(ResponseSchema, frozen=True, kw_only=True):
-    """A secret without its value. A job gets the one with the narrowest scope that matches its run."""
+    """A secret without its value. Of several with one name, a job gets the one with the narrowest matching scope."""
 
     name: str
     project: Annotated[str, doc("the project that it is restricted to; empty: none")]
@@ -447,14 +447,14 @@ class Secret(ResponseSchema, frozen=True, kw_only=True):
 
 
 class SecretPage(ResponseSchema, frozen=True, kw_only=True):
-    """Secrets by name, widest scope first."""
+    """A page of secrets without their values, sorted by name; of one name, the widest scope first."""
 
     secrets: list[Secret]
     next: str | None
 
 
 class Me(ResponseSchema, frozen=True, kw_only=True):
-    """The identity and permissions of the caller."""
+    """The identity and the permissions of the caller."""
 
     tenant: str
     person: str

@@ -16,7 +16,7 @@ EarlierOutcome = Literal["failed", "not_failed", "unknown"]
 
 
 class RunTestQuery(RequestSchema, frozen=True, kw_only=True):
-    """Filters of tests; a test must match all of them."""
+    """Which page of the tests of a run to return, and filters for it. A test must match every filter that is set."""
 
     q: Annotated[LineText, doc("only tests with this text in the name or message, ignoring case")] = ""
     outcome: Annotated[
@@ -33,7 +33,7 @@ class RunTestQuery(RequestSchema, frozen=True, kw_only=True):
 
 
 class ReportedTests(ResponseSchema, frozen=True, kw_only=True):
-    """Totals of the test reports of a job's last attempt."""
+    """Totals of the test reports of a job's last attempt that has any."""
 
     job: str
     attempt: int
@@ -49,7 +49,7 @@ class ReportedTests(ResponseSchema, frozen=True, kw_only=True):
 
 
 class RunTest(ResponseSchema, frozen=True, kw_only=True):
-    """One test of a run."""
+    """One test of a run, with its result."""
 
     job: str
     attempt: int
@@ -74,7 +74,7 @@ class EarlierRun(ResponseSchema, frozen=True, kw_only=True):
 
 
 class RunTests(ResponseSchema, frozen=True, kw_only=True):
-    """The tests of a run. For each job the last attempt with test reports counts."""
+    """A page of the tests of a run. Of each job, the last attempt with test reports counts."""
 
     jobs: list[ReportedTests]
     match_count: Annotated[int, doc("how many tests match the filters")] = field(name="found")

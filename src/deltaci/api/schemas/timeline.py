@@ -9,7 +9,7 @@ from deltaci.protocol.messages import Timestamp, doc
 
 
 class Phase(ResponseSchema, frozen=True, kw_only=True):
-    """A period in which a job was in one phase."""
+    """A period during which a job was in one phase."""
 
     phase: Annotated[str, doc("queued, starting, running, uploading, stopping, approval or backoff")]
     attempt: Annotated[int, doc("the index of the attempt; 0: a phase of the job itself")]
@@ -18,14 +18,14 @@ class Phase(ResponseSchema, frozen=True, kw_only=True):
 
 
 class JobTimes(ResponseSchema, frozen=True, kw_only=True):
-    """The phases of a job, in order of time."""
+    """A job's phases, in order of time."""
 
     job: str
     phases: Annotated[list[Phase], doc("empty: it never became ready")]
 
 
 class Timeline(ResponseSchema, frozen=True, kw_only=True):
-    """The timeline of a run."""
+    """The timeline of a run: when each of its jobs was in which phase."""
 
     run_id: str
     start: Timestamp

@@ -15,7 +15,7 @@ WORKSTREAM_STATES: Final = ("planned", "ready", "executing", "validating", "comp
 
 
 class WorkstreamInput(RequestSchema, frozen=True, kw_only=True):
-    """Start a workstream from exactly one of the text of its file, or the same as an object."""
+    """The request to start a workstream, from either the text of its file or its content as an object."""
 
     file: Annotated[
         Annotated[str, Meta(max_length=MAX_FILE_CHARS)] | None,
@@ -30,7 +30,7 @@ class WorkstreamInput(RequestSchema, frozen=True, kw_only=True):
 
 
 class WorkstreamQuery(PageQuery, frozen=True, kw_only=True):
-    """Filters of workstreams; a workstream must match all of them."""
+    """Which page of the workstreams to return, and filters for it. A workstream must match every filter that is set."""
 
     state: Annotated[Literal[WORKSTREAM_STATES] | None, doc("only in this state")] = None  # type: ignore[valid-type]
     project: Annotated[LineText | None, doc("only of this project")] = None
@@ -39,7 +39,7 @@ class WorkstreamQuery(PageQuery, frozen=True, kw_only=True):
 
 
 class MergeQuery(RequestSchema, frozen=True, kw_only=True):
-    """Filters of merge queues."""
+    """Which merge queues to return."""
 
     project: Annotated[LineText | None, doc("only of this project")] = None
 
@@ -70,7 +70,7 @@ class WorkstreamProgress(ResponseSchema, frozen=True, kw_only=True):
 
 
 class WorkstreamSummary(ResponseSchema, frozen=True, kw_only=True):
-    """A workstream in a list. Its id is also the id of its run."""
+    """A workstream as an entry of a list. Its id is also the id of its run."""
 
     schema_name: ClassVar[str] = "WorkstreamLine"
 
@@ -92,7 +92,7 @@ class WorkstreamSummary(ResponseSchema, frozen=True, kw_only=True):
 
 
 class TaskCommits(ResponseSchema, frozen=True, kw_only=True):
-    """The commits that a task added to the branch."""
+    """The commits that a task added to the branch of its workstream."""
 
     schema_name: ClassVar[str] = "Added"
 
@@ -134,7 +134,7 @@ class WorkstreamTask(ResponseSchema, frozen=True, kw_only=True):
 
 
 class WorkstreamMerge(ResponseSchema, frozen=True, kw_only=True):
-    """The progress of a workstream's merge."""
+    """How far the merge of a workstream to its base has come."""
 
     method: Annotated[str, doc("merge, squash or fast-forward; `none`: not merged, its branch is kept")]
     position: Annotated[int, doc("position in the merge queue, from 1; 0: not in it")]
@@ -165,14 +165,14 @@ class Workstream(WorkstreamSummary, frozen=True, kw_only=True):
 
 
 class WorkstreamPage(ResponseSchema, frozen=True, kw_only=True):
-    """Workstreams, newest first."""
+    """A page of workstreams, newest first."""
 
     workstreams: list[WorkstreamSummary]
     next: Annotated[str | None, doc("the cursor of the next page; any page may be short, even empty")]
 
 
 class QueuedMerge(ResponseSchema, frozen=True, kw_only=True):
-    """A workstream in a merge queue."""
+    """A workstream that waits in a merge queue or is being tested there."""
 
     id: str
     position: Annotated[int, doc("from 1")]
