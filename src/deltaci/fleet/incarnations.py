@@ -30,7 +30,10 @@ class IncarnationCounter(msgspec.Struct, frozen=True, kw_only=True, omit_default
 
 
 class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
-    """The latest incarnation of a worker name. `worker` is None if no worker of this name was ever registered."""
+    """The latest incarnation of a worker name: its number and its record.
+
+    `worker` is None if no worker of this name was ever registered.
+    """
 
     name: str
     number: int
@@ -58,7 +61,7 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
         return self.worker is not None and may_return(self.worker) and not self.removed_at
 
     def accepts_token(self, made_at: int, *, is_recovery: bool) -> bool:
-        """Return whether a registration token that was created at `made_at` allows to register the next incarnation.
+        """Return whether a machine can register the next incarnation with a token that was created at `made_at`.
 
         The token must be newer than the end of this incarnation. A recovery token, for a machine that lost its
         credential, need only be newer than the token that registered this incarnation, if the worker may return.

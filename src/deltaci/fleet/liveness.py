@@ -187,7 +187,7 @@ class Fleet:
     # -- eligibility for work
 
     def eligible_workers(self, tenant: str) -> OtherWorkers:
-        """Return the labels and the ids of the tenant's workers that are not silent and accept work, busy or not.
+        """Return labels and ids, as two tuples, of the tenant's workers that accept work and are not silent.
 
         The engine gives a job back to the worker that lost it only if no other eligible worker fits. The result may
         include the worker that claims work; the caller leaves that one out.
@@ -233,7 +233,7 @@ class Fleet:
                     return False
 
     def is_on_hold(self, tenant: str, id: str) -> bool:
-        """Return whether the cached record says that a worker may not be given work."""
+        """Return whether a worker may not be given work according to its cached record; False if none is cached."""
         record = self._cached(tenant, id)
         return record is not None and not worker.accepts_work(record)
 

@@ -23,7 +23,7 @@ def reads_file(name: str, folder: str) -> bool:
 
 
 def find(folder: Folder) -> Project | None:
-    """Return the solution of the folder, else its only project file, or None if the folder has neither."""
+    """Return the .NET project of the folder, which is its main solution or only project file, or None."""
     solutions, projects = folder.file_names(SOLUTION), folder.file_names(PROJECT)
     if not solutions and not projects:
         return None

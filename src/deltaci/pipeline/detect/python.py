@@ -97,10 +97,10 @@ def _read_project(folder: Folder) -> PythonProject | None:
     is_package = is_declared or folder.find_file("setup.py") is not None or "metadata" in setup_cfg
     tests = [path for path in folder.paths_matching(TEST_FILE) if not path.endswith("setup_test.py")][:5000]
     has_code = is_package or folder.find_file("manage.py", "Pipfile") is not None
-    has_loose_code = folder.find_file("requirements.txt", "tox.ini", "noxfile.py") is not None and folder.first_match(
-        r".*\.py"
-    )
-    if not has_code and not has_loose_code and not (pyproject and tests):
+    has_unpackaged_code = folder.find_file(
+        "requirements.txt", "tox.ini", "noxfile.py"
+    ) is not None and folder.first_match(r".*\.py")
+    if not has_code and not has_unpackaged_code and not (pyproject and tests):
         return None
     project = PythonProject(
         folder=folder,

@@ -58,9 +58,9 @@ def plan_installation(project: PythonProject) -> Installation:
     groups, extras = get_table(project.pyproject, "dependency-groups"), package_extras(project)
     if folder.find_file("uv.lock") and project.pyproject:
         options = [*_options("--group", groups), *_options("--extra", extras)]
-        sync = " ".join([f"{PACKAGE_MANAGERS_BIN}/uv sync --frozen", *options])
+        sync_command = " ".join([f"{PACKAGE_MANAGERS_BIN}/uv sync --frozen", *options])
         return Installation(
-            steps=(*install_tools("uv", PACKAGE_MANAGERS_BIN), sync),
+            steps=(*install_tools("uv", PACKAGE_MANAGERS_BIN), sync_command),
             evidence=("there is uv.lock",),
             is_locked=True,
             env={"UV_CACHE_DIR": ".cache/uv"},
@@ -74,16 +74,16 @@ def plan_installation(project: PythonProject) -> Installation:
         return _install_with_poetry(project, extras)
     if folder.find_file("pdm.lock"):
         options = _options("-G", {**groups, **extras})
-        install = " ".join([f"{PACKAGE_MANAGERS_BIN}/pdm install --frozen-lockfile", *options])
+        install_command = " ".join([f"{PACKAGE_MANAGERS_BIN}/pdm install --frozen-lockfile", *options])
         return Installation(
-            steps=(*install_tools("pdm", PACKAGE_MANAGERS_BIN), install),
+            steps=(*install_tools("pdm", PACKAGE_MANAGERS_BIN), install_command),
             evidence=("there is pdm.lock",),
             is_locked=True,
         )
     if folder.find_file("Pipfile"):
-        install = "sync --dev" if folder.find_file("Pipfile.lock") else "install --dev --skip-lock"
+        install_command = "sync --dev" if folder.find_file("Pipfile.lock") else "install --dev --skip-lock"
         return Installation(
-            steps=(*install_tools("pipenv", PACKAGE_MANAGERS_BIN), f"{PACKAGE_MANAGERS_BIN}/pipenv {install}"),
+            steps=(*install_tools("pipenv", PACKAGE_MANAGERS_BIN), f"{PACKAGE_MANAGERS_BIN}/pipenv {install_command}"),
             evidence=("there is a Pipfile",),
             env={"PIPENV_VENV_IN_PROJECT": "1"},
         )

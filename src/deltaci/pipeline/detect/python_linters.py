@@ -58,7 +58,7 @@ def lint_drafts(
 
 
 def find_pre_commit(folder: Folder) -> Project | None:
-    """Return a project for the pre-commit hooks of a repository that is not a Python project, or None."""
+    """Return a project with one job that runs the pre-commit hooks of the folder, or None if it has none."""
     if not folder.find_file(PRE_COMMIT):
         return None
     return Project(ecosystem="pre-commit", folder=folder.path, drafts=(_pre_commit_draft(),))

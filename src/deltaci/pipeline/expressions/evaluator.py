@@ -119,7 +119,7 @@ class Evaluator:
     def filter(self, column: int, target: Value) -> FilteredList:
         """Return the items of an array or of an object (`target.*`).
 
-        For a FilteredList, join the items of its items.
+        For a FilteredList, concatenate the items of all of its items.
         """
         items: list[Value] = []
         for container in target if isinstance(target, FilteredList) else (target,):

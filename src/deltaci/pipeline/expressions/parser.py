@@ -126,23 +126,23 @@ class _Parser:
             case _:
                 raise self._syntax_error(OPERAND_DESCRIPTION)
 
-    def _parse_nested(self, opening: Token) -> Expression:
-        """Parse an expression within brackets, or one argument. `opening` is the opening bracket."""
+    def _parse_nested(self, opening_bracket: Token) -> Expression:
+        """Parse an expression within brackets, or one argument. `opening_bracket` is the opening bracket."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise _too_deep(opening.column)
+            raise _too_deep(opening_bracket.column)
         nested_expression = self._parse_binary(1)
         self._depth -= 1
         return nested_expression
 
     def _parse_arguments(self) -> tuple[Expression, ...]:
-        opening = self._take()
+        opening_bracket = self._take()
         arguments: list[Expression] = []
         if self._current.kind != ")":
-            arguments.append(self._parse_nested(opening))
+            arguments.append(self._parse_nested(opening_bracket))
             while self._current.kind == ",":
                 self._take()
-                arguments.append(self._parse_nested(opening))
+                arguments.append(self._parse_nested(opening_bracket))
         self._expect(")", "an operator, ',' or ')'" if arguments else f"{OPERAND_DESCRIPTION}, or ')'")
         return tuple(arguments)
 

@@ -165,7 +165,7 @@ class Reducer:
     ) -> _Reduced | tuple[Expression, ...]:
         """Reduce the operands of `&&` (`stop_at` is False) or `||` (True) to the ones that can still decide the result.
 
-        Return the result itself if one known or unknown operand remains, else the tuple of the remaining operands.
+        Return a single result if one operand remains, else the tuple of the remaining operands.
         """
         remaining: list[Expression] = []
         for operand_number, operand in enumerate(operands, 1):
@@ -228,7 +228,11 @@ class Reducer:
 
 
 def _as_expression(reduced: _Reduced, original: Expression, keep_identity: bool) -> Expression:
-    """Convert the result of a reduction to an expression. Return `original` if its value has no source form."""
+    """Convert the result of a reduction to an expression.
+
+    Return `original` if the value cannot be written as an expression, or if it is an array or object and must keep its
+    identity.
+    """
     if isinstance(reduced, Node):
         return reduced
     value = reduced.value

@@ -182,8 +182,8 @@ def compare(operator: str, left: Value, right: Value) -> bool:
 
 def array_index(key: Value) -> int | None:
     """Return a key converted to an array index, or None if it is not a valid index. 1.9 is index 1, as on GitHub."""
-    index = to_number(key)
-    return int(index) if 0 <= index <= MAX_INDEX else None
+    number = to_number(key)
+    return int(number) if 0 <= number <= MAX_INDEX else None
 
 
 def _double(value: Number) -> float:

@@ -103,7 +103,10 @@ def is_local_action(uses: Node) -> bool:
 
 
 def inline_action(use: ActionUse, converter: Converter, convert_step: StepConverter) -> list[Node]:
-    """Return the steps of an action, converted to steps of the job. Report problems and return none if unsupported."""
+    """Return the steps of an action, converted to steps of the job, at the position of the using step.
+
+    Report problems and return an empty list if the action is unsupported.
+    """
     folder = use.uses.value.strip().removeprefix("./").strip("/")
     files = use.actions.files
     path = next((path for name in ACTION_FILES if (path := f"{folder}/{name}".lstrip("/")) in files), "")
@@ -149,7 +152,10 @@ class _ActionInliner:
         self.ids: dict[str, str] = {}  # ids in the job, by lower-case id in the action, in the order of the steps
 
     def steps(self, convert_step: StepConverter) -> list[Node]:
-        """Return the converted steps of the action, with the final step that sets its outputs. None if unsupported."""
+        """Return the converted steps of the action, with the final step that sets its outputs.
+
+        Report a problem and return an empty list if the action is unsupported.
+        """
         root = self.use.actions.root(self.converter.problems.file, self.converter)
         if root is None:
             return []
@@ -194,7 +200,10 @@ class _ActionInliner:
     # -- inputs, ids and outputs
 
     def _collect_inputs(self, inputs: Node | None) -> None:
-        """Set the value of each declared input: that given by the using step, else the default."""
+        """Set the expression of each declared input: the value in the using step, else the default.
+
+        Report values for inputs that the action does not declare.
+        """
         values_by_input = {key.raw.lower(): value for key, value in pairs(self.use.value("with"))}
         for name, declaration in pairs(inputs):
             value = values_by_input.pop(name.raw.lower(), None)
@@ -350,7 +359,10 @@ class _ActionInliner:
         return Node(OBJECT, step.position, rewritten)
 
     def _env(self, step: Node) -> list[tuple[Node, Node]]:
-        """Return the environment of an inlined step: that of the using step, of the action's step, and its path."""
+        """Return the variables of an inlined step: those of the using step and of the step in the action.
+
+        Add GITHUB_ACTION_PATH if the command of the step uses it.
+        """
         merged_env = {key.raw: (key, value) for key, value in pairs(self.use.value("env"))}
         merged_env |= {key.raw: (key, self._rewrite(value)) for key, value in pairs(child(step, "env"))}
         command = child(step, "run")

@@ -84,7 +84,7 @@ def _service(name: Node, node: Node, converter: Converter) -> Node | None:
     return object_node(node.position, converted)
 
 
-def convert_env(node: Node, availability: str, converter: Converter) -> Node | None:
+def convert_env(node: Node, availability_key: str, converter: Converter) -> Node | None:
     """Convert an object of environment variables. Report a problem and return None if it is no object."""
     if node.kind != OBJECT:
         converter.unsupported(
@@ -92,7 +92,9 @@ def convert_env(node: Node, availability: str, converter: Converter) -> Node | N
         )
         return None
     converted = [
-        (key, value) for key, item in node.value if (value := converter.scalar(item, availability, key.raw)) is not None
+        (key, value)
+        for key, item in node.value
+        if (value := converter.scalar(item, availability_key, key.raw)) is not None
     ]
     return Node(OBJECT, node.position, converted)
 

@@ -43,8 +43,9 @@ ALWAYS, TRUE = "always()", "true"
 class Converter:
     """Converts the values of one part of a workflow file (the file itself, one job, or one composite action).
 
-    A method that cannot convert a value records a problem and returns None. `availability` is the key in AVAILABILITY
-    that tells which contexts the value may use; `name` is the key for messages. `secrets` collects the used secrets.
+    A method that cannot convert a value records a problem and returns None. `availability_key` is the key in
+    AVAILABILITY with the contexts that the value may use; `name` is the key of the value, for messages. `secrets`
+    collects the names of the used secrets.
     """
 
     def __init__(self, file: str, source: str) -> None:
@@ -62,10 +63,10 @@ class Converter:
 
     # -- texts and numbers
 
-    def scalar(self, node: Node, availability: str, name: str = "") -> Node | None:
+    def scalar(self, node: Node, availability_key: str, name: str = "") -> Node | None:
         """Convert a text, number or boolean as GitHub reads it; null becomes an empty text.
 
-        Refuse lists and objects.
+        Report lists and objects.
         """
         if node.kind in (LIST, OBJECT):
             message = f"{node.describe()} as {quote(name)}" if name else node.describe()
@@ -79,24 +80,24 @@ class Converter:
             return self._number(node)
         if node.kind == BOOL:
             return Node(BOOL, node.position, node.value, "true" if node.value else "false")
-        self.parse_expressions(node, availability)
+        self.parse_expressions(node, availability_key)
         return Node(TEXT, node.position, node.value, node.value, node.style or '"')
 
-    def text(self, node: Node, availability: str, name: str = "") -> Node | None:
+    def text(self, node: Node, availability_key: str, name: str = "") -> Node | None:
         """Convert a text, number or boolean to a text."""
-        scalar = self.scalar(node, availability, name)
+        scalar = self.scalar(node, availability_key, name)
         if scalar is None or scalar.kind == TEXT:
             return scalar
         return text_node(scalar.position, scalar.raw)
 
-    def line(self, node: Node, availability: str, name: str = "") -> Node | None:
+    def line(self, node: Node, availability_key: str, name: str = "") -> Node | None:
         """Convert a text, number or boolean to a text on one line, with single spaces."""
-        scalar = self.text(node, availability, name)
+        scalar = self.text(node, availability_key, name)
         return None if scalar is None else text_node(scalar.position, " ".join(scalar.value.split()))
 
-    def boolean(self, node: Node, availability: str, name: str) -> Node | None:
-        """Convert a boolean, a text `true` or `false`, or an expression. Refuse any other value."""
-        scalar = self.scalar(node, availability, name)
+    def boolean(self, node: Node, availability_key: str, name: str) -> Node | None:
+        """Convert a boolean, a text `true` or `false`, or an expression. Report any other value."""
+        scalar = self.scalar(node, availability_key, name)
         if scalar is None or scalar.kind == BOOL or is_expression(scalar):
             return scalar
         if scalar.kind == TEXT and scalar.value.strip().lower() in ("true", "false"):
@@ -106,9 +107,9 @@ class Converter:
         )
         return None
 
-    def number(self, node: Node, availability: str, name: str) -> Node | None:
-        """Convert a number, a text of digits, or an expression. Refuse any other value."""
-        scalar = self.scalar(node, availability, name)
+    def number(self, node: Node, availability_key: str, name: str) -> Node | None:
+        """Convert a number, a text of digits, or an expression. Report any other value."""
+        scalar = self.scalar(node, availability_key, name)
         if scalar is None or scalar.kind == NUMBER or is_expression(scalar):
             return scalar
         if scalar.kind == TEXT and scalar.value.strip().isascii() and scalar.value.strip().isdigit():
@@ -129,7 +130,7 @@ class Converter:
 
     # -- expressions
 
-    def parse_expressions(self, node: Node, availability: str) -> tuple[Expression, ...]:
+    def parse_expressions(self, node: Node, availability_key: str) -> tuple[Expression, ...]:
         """Return the expressions of a text. Report syntax errors, and contexts and functions that are unavailable."""
         if OPEN not in node.value:
             return ()
@@ -139,10 +140,10 @@ class Converter:
             self._report(node, [error.problem])
             return ()
         for expression in expressions:
-            self._check(node, expression, availability)
+            self._check(node, expression, availability_key)
         return expressions
 
-    def condition(self, node: Node, availability: str) -> Node | None:
+    def condition(self, node: Node, availability_key: str) -> Node | None:
         """Convert an `if`. If it mixes `${{ }}` with other text, it is always true, as on GitHub; that is reported."""
         if node.kind in (LIST, OBJECT) or node.style == REJECTED:
             if node.style != REJECTED:
@@ -154,11 +155,13 @@ class Converter:
         try:
             expression = parse_condition(source)
         except ExpressionSyntaxError as error:
-            return self._text_condition(node, source, availability, error)
-        self._check(node, expression, availability)
+            return self._text_condition(node, source, availability_key, error)
+        self._check(node, expression, availability_key)
         return text_node(node.position, source)
 
-    def _text_condition(self, node: Node, source: str, availability: str, error: ExpressionSyntaxError) -> Node | None:
+    def _text_condition(
+        self, node: Node, source: str, availability_key: str, error: ExpressionSyntaxError
+    ) -> Node | None:
         """Convert an `if` that mixes `${{ }}` with other text to a true condition.
 
         Report `error` for any other text.
@@ -171,19 +174,22 @@ class Converter:
             self._report(node, [error.problem])
             return None
         for expression in template.expressions:
-            self._check(node, expression, availability)
+            self._check(node, expression, availability_key)
         uses_status = any(uses_status_function(expression) for expression in template.expressions)
         message = f"{OPEN} {CLOSE} around a part of a condition: it is a text, which is always true, as on GitHub"
         self.note(node.position, message, f"put {OPEN} {CLOSE} around all of it, or nowhere")
         return text_node(node.position, ALWAYS if uses_status else TRUE)
 
-    def _check(self, node: Node, expression: Expression, availability: str) -> None:
-        """Report contexts and functions that an expression uses but that are unavailable or unknown there."""
-        available = AVAILABILITY[availability]
+    def _check(self, node: Node, expression: Expression, availability_key: str) -> None:
+        """Report contexts and functions of an expression that are unavailable there, or known only when the job runs.
+
+        Collect the secrets that it uses.
+        """
+        available = AVAILABILITY[availability_key]
         self._report(node, check_expression(expression, available.contexts, available.functions))
         unknown_contexts = (
             sorted((context_names(expression) - PLANNING_CONTEXTS) & available.contexts)
-            if availability in PLANNED_KEYS
+            if availability_key in PLANNED_KEYS
             else []
         )
         if unknown_contexts:
@@ -222,15 +228,15 @@ class Converter:
                 case _:
                     pass
 
-    def _collect_secret(self, node: Node, column: int, name: str) -> None:
-        if name.upper() == GITHUB_TOKEN:
+    def _collect_secret(self, node: Node, column: int, secret_name: str) -> None:
+        if secret_name.upper() == GITHUB_TOKEN:
             self.note(
                 self._position(node, column),
                 f"'secrets.{GITHUB_TOKEN}' is empty here",
                 "jobs get no token of the forge",
             )
         else:
-            self.secrets.setdefault(name.upper())
+            self.secrets.setdefault(secret_name.upper())
 
     def _report(self, node: Node, problems: Iterable[ExpressionProblem]) -> None:
         for problem in problems:

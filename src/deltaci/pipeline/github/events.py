@@ -34,7 +34,7 @@ INPUT_TYPES: Final = ("string", "number", "boolean", "choice", "environment")
 
 
 def convert_events(key: Node, on: Node, converter: Converter) -> Node:
-    """Convert `on` to that of a pipeline. Report unsupported events, and that no event starts the workflow, if so."""
+    """Convert `on` to that of a pipeline. Report unsupported events, and warn if no event starts the workflow."""
     converted_entries: dict[str, Node | None] = {}
     for name, value in _event_entries(key, on, converter):
         event = name.raw
@@ -137,13 +137,13 @@ def _convert_schedules(key: Node, value: Node, converter: Converter) -> Node | N
                 item.position, "a schedule without 'cron'", "expected five fields, e.g. '0 3 * * 1-5'"
             )
             continue
-        expression = text_node(cron.value.position, " ".join(cron.value.value.split()))
-        check_cron(expression, converter.unsupported)
+        cron_expression = text_node(cron.value.position, " ".join(cron.value.value.split()))
+        check_cron(cron_expression, converter.unsupported)
         time_zone = converter.text(entries["timezone"].value, "run-name", "timezone") if "timezone" in entries else None
         if time_zone is not None and "timezone" not in shape(model.Schedule).fields:
             converter.unsupported(time_zone.position, f"the time zone {quote(time_zone.value)}", "times are in UTC")
             time_zone = None
-        schedules.append(object_node(item.position, {"cron": expression, "timezone": time_zone}))
+        schedules.append(object_node(item.position, {"cron": cron_expression, "timezone": time_zone}))
     return list_node(value.position, schedules) if schedules else None
 
 

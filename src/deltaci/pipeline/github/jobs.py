@@ -90,19 +90,19 @@ def convert_needs(node: Node, converter: Converter) -> Node:
     )
 
 
-def convert_concurrency(node: Node, availability: str, converter: Converter) -> Node | None:
+def convert_concurrency(node: Node, availability_key: str, converter: Converter) -> Node | None:
     """Convert `concurrency` of a workflow or job. Return None if it names no group."""
     if node.kind != OBJECT:
-        group = converter.text(node, availability, "concurrency")
+        group = converter.text(node, availability_key, "concurrency")
         return object_node(node.position, {"group": group}) if group is not None and group.value else None
     entries = read_entries(node, "'concurrency'", converter)
     if "group" not in entries:
         converter.unsupported(node.position, "'concurrency' without 'group'", "expected the group's name")
         return None
-    converted: dict[str, Node | None] = {"group": converter.text(entries["group"].value, availability, "group")}
+    converted: dict[str, Node | None] = {"group": converter.text(entries["group"].value, availability_key, "group")}
     if "cancel-in-progress" in entries:
         converted["cancel-in-progress"] = converter.boolean(
-            entries["cancel-in-progress"].value, availability, "cancel-in-progress"
+            entries["cancel-in-progress"].value, availability_key, "cancel-in-progress"
         )
     return object_node(node.position, converted)
 

@@ -17,9 +17,9 @@ CONTAINER_SHELL: Final = "sh -e {0}"
 WINDOWS_DEFAULT_SHELL: Final = "pwsh"
 
 
-def convert_shell(node: Node, converter: Converter, availability: str = "steps.run") -> Node | None:
+def convert_shell(node: Node, converter: Converter, availability_key: str = "steps.run") -> Node | None:
     """Convert the name of a shell or a shell command with `{0}`. Report a problem and return None if unsupported."""
-    text = converter.text(node, availability, "shell")
+    text = converter.text(node, availability_key, "shell")
     if text is None or "${{" in text.value:
         return text
     command = text.value.strip()

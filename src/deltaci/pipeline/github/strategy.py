@@ -79,7 +79,7 @@ def _convert_matrix(node: Node, converter: Converter) -> Strategy:
 
 
 def _known_combinations(values: dict[str, Any]) -> list[Mapping[str, Value]] | None:
-    """Return the combinations of the axes whose values are known and `include`, ignoring `exclude`; None if invalid."""
+    """Return the combinations of the known axes and `include`, ignoring `exclude`. Return None if invalid or empty."""
     matrix = {key: value for key, value in values.items() if value is not None and key != "exclude"}
     try:
         return (

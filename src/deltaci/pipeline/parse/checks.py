@@ -224,20 +224,22 @@ def check_cron(cron: Node | None, add_problem: AddProblem) -> None:
     fields = cron.value.split() if cron is not None and cron.kind == TEXT else []
     if cron is None or len(fields) != len(CRON_FIELDS) or len(cron.value) > MAX_CRON_CHARS:
         return  # The reader reports this.
-    for field, (name, low, high) in zip(fields, CRON_FIELDS, strict=True):
+    for field, (field_name, low, high) in zip(fields, CRON_FIELDS, strict=True):
         for part in field.split(","):
-            if not _is_cron_part(part, name, low, high):
+            if not _is_cron_part(part, field_name, low, high):
                 add_problem(
-                    cron.position, f"{quote(part)} as the {name}", f"expected {low} to {high}, '*', 'a-b' or '*/n'"
+                    cron.position,
+                    f"{quote(part)} as the {field_name}",
+                    f"expected {low} to {high}, '*', 'a-b' or '*/n'",
                 )
 
 
-def _is_cron_part(part: str, name: str, low: int, high: int) -> bool:
+def _is_cron_part(part: str, field_name: str, low: int, high: int) -> bool:
     """Return whether a part of a cron field is valid: `*`, `a` or `a-b`, each maybe with a step, such as `*/5`."""
     match = _CRON_PART.fullmatch(part)
     if match is None:
         return False
-    names = {"month": MONTHS, "weekday": DAYS}.get(name, ())
+    names = {"month": MONTHS, "weekday": DAYS}.get(field_name, ())
     bounds = [_cron_number(bound, names, low) for bound in match.group(1, 2) if bound is not None]
     step = match[3]
     is_in_range = all(bound is not None and low <= bound <= high for bound in bounds)

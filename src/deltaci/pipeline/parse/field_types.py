@@ -10,7 +10,7 @@ MAX_LINE: Final = 2000
 
 
 def doc(description: str, **extra: Any) -> Meta:
-    """Return the annotation that describes a key, for the reference table and the JSON schema."""
+    """Return the annotation with the description of a key, for the reference table and the JSON schema."""
     return Meta(description=description, extra=extra or None)
 
 

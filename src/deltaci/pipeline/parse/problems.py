@@ -51,7 +51,7 @@ class ProblemList:
     def add(
         self, position: Position, found: str, expected: str = "", nearest: str = "", *, is_warning: bool = False
     ) -> None:
-        """Add a problem, unless the list has `MAX_PROBLEMS`. Errors are still added to a list of warnings."""
+        """Add a problem, unless the list has `MAX_PROBLEMS`. If these are all warnings, still add the first error."""
         if self.is_full or (is_warning and len(self._problems) >= MAX_PROBLEMS):
             return
         problem = Problem(
@@ -84,7 +84,7 @@ class ProblemList:
 
 
 def format_with_source(problem: Problem, text: str) -> str:
-    """Return three lines: the problem, the line of the file at its position, and a caret below the column."""
+    """Return the problem, followed by the line of the file at its position and a caret below the column."""
     lines = text.removeprefix("\ufeff").split("\n")
     if problem.line > len(lines):
         return str(problem)

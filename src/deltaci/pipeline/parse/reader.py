@@ -363,19 +363,19 @@ class _Reader:
         if node.kind == NULL:
             return cls()
         if cls.accepts_key_names:
-            names = node.value if node.kind == LIST else [node]
-            if not names:
+            name_nodes = node.value if node.kind == LIST else [node]
+            if not name_nodes:
                 return self._invalid(node, "an empty list", f"expected {join_words(list(struct_shape.fields))}")
-            empty_values = [(name, Node(NULL, name.position)) for name in names]
-            non_text = next((name for name in names if name.kind != TEXT), None)
+            empty_values = [(name_node, Node(NULL, name_node.position)) for name_node in name_nodes]
+            non_text = next((name_node for name_node in name_nodes if name_node.kind != TEXT), None)
             if non_text is not None:
                 expected = f"expected {join_words(list(struct_shape.fields))}"
                 return self._invalid(non_text, non_text.describe(), expected)
             seen_names: set[str] = set()
-            for name in names:
-                if name.raw in seen_names:
-                    self.problems.add(name.position, f"{quote(name.raw)} a second time", "name each once")
-                seen_names.add(name.raw)
+            for name_node in name_nodes:
+                if name_node.raw in seen_names:
+                    self.problems.add(name_node.position, f"{quote(name_node.raw)} a second time", "name each once")
+                seen_names.add(name_node.raw)
             return self._struct(Node(OBJECT, node.position, empty_values), struct_shape, path, owner)
         field = struct_shape.fields[cls.shorthand]
         value = self.value(node, field.type, (*path, cls.shorthand), owner)

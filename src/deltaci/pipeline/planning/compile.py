@@ -310,7 +310,7 @@ class _Compiler:
         )
 
     def _runner_spec(self, instance: JobInstance, shared_fields: dict[str, Any]) -> JobSpec:
-        """Return the spec of a job for a runner. `shared_fields` are those that it shares with approvals."""
+        """Return the spec of a job for a runner. `shared_fields` are the fields that approvals have, too."""
         job, path, job_contexts, interpolator = instance.job, instance.path, instance.contexts, self._interpolator
         work = job_specs.build_job_spec(self._settings, instance, interpolator)
         encoded_work: dict[str, Any] = {}
@@ -347,7 +347,7 @@ class _Compiler:
         )
 
     def _approval_spec(self, selected: SelectedJob, approval: model.Approval, shared_fields: dict[str, Any]) -> JobSpec:
-        """Return the spec of an approval. `shared_fields` are those that it shares with jobs for runners."""
+        """Return the spec of an approval. `shared_fields` are the fields that jobs for runners have, too."""
         if selected.condition.remaining is not None:
             message = "a condition of an approval that is not known when planning"
             self._interpolator.report(

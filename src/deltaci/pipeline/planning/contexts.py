@@ -135,7 +135,7 @@ def inputs_context(pipeline: model.Pipeline, change: Change) -> dict[str, Any]:
 
 
 def _typed_inputs(declared_inputs: Mapping[str, model.Input], values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the names of declared inputs with their given or default values. Raise `InputError` for an invalid one."""
+    """Yield each declared input with its given or default value, converted to its type. Raise `InputError`."""
     for name, declaration in declared_inputs.items():
         value = values.get(name, declaration.default)
         if value is None:

@@ -74,7 +74,7 @@ class _SpecBuilder:
         self._instance = instance
         self._job = instance.job
         self._interpolator = interpolator
-        self._references = [ContextReference("github", (name,)) for name in VARIABLE_KEYS]
+        self._references = [ContextReference("github", (key,)) for key in VARIABLE_KEYS]
 
     def build(self) -> wire.JobSpec:
         job, is_trusted = self._job, not self._settings.cache_scope
@@ -125,7 +125,9 @@ class _SpecBuilder:
             self._references += self._interpolator.references((*self._instance.path, *path), text)
             if "GITHUB_RUN_" in text:
                 self._references += [
-                    ContextReference("github", (name,)) for name in RUN_KEYS if f"GITHUB_{name.upper()}" in text
+                    ContextReference("github", (run_key,))
+                    for run_key in RUN_KEYS
+                    if f"GITHUB_{run_key.upper()}" in text
                 ]
 
     def _condition(self, expression: Expression | None, original: str | None, path: Path) -> str:

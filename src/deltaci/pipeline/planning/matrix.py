@@ -318,7 +318,7 @@ def _canonical(value: Value) -> str:
 def _normalize(value: Value) -> object:
     """Return a copy of a value with floats that are whole numbers as integers."""
     if _is_mapping(value):
-        return {key: _normalize(inner) for key, inner in value.items()}
+        return {key: _normalize(inner_value) for key, inner_value in value.items()}
     if _is_list(value):
         return [_normalize(item) for item in value]
     if isinstance(value, float) and value.is_integer() and abs(value) < MAX_EXACT_INTEGER:
@@ -396,8 +396,8 @@ def _with_hash(name: str, hash: str) -> str:
 def _scalar_texts(value: Value) -> Iterator[str]:
     """Yield the scalars within a value, except null, as printable texts on one line."""
     if _is_mapping(value):
-        for inner in value.values():
-            yield from _scalar_texts(inner)
+        for inner_value in value.values():
+            yield from _scalar_texts(inner_value)
     elif _is_list(value):
         for item in value:
             yield from _scalar_texts(item)

@@ -72,10 +72,10 @@ class Projects:
         self._names: dict[str, str] = {}
         for name, folder in self.folders.items():
             self._names.setdefault(folder, name)
-        self._inside: dict[str, list[str]] = {}  # folder -> the project folders inside it
+        self._projects_inside: dict[str, list[str]] = {}  # folder -> the project folders inside it
         for folder in sorted(self._names):
             for outer in ancestors(folder):
-                self._inside.setdefault(outer, []).append(folder)
+                self._projects_inside.setdefault(outer, []).append(folder)
         links: dict[str, set[Link]] = {folder: set() for folder in self._names}
         for project in sorted_projects:
             links[self.folders[project.name]].update(Link(DEPENDS, folder) for folder in self._needed_folders(project))
@@ -88,7 +88,7 @@ class Projects:
                 if needs_node not in links:
                     links[needs_node] = {*links[containing_folder]}
         for folder, outgoing_links in links.items():
-            outgoing_links.update(Link(CONTAINS, inner) for inner in self._inside.get(folder, ()))
+            outgoing_links.update(Link(CONTAINS, inner) for inner in self._projects_inside.get(folder, ()))
         self._links = {folder: tuple(sorted(outgoing_links)) for folder, outgoing_links in links.items()}
 
     def _needed_folders(self, project: Project) -> Iterator[str]:
@@ -125,7 +125,7 @@ class Projects:
         if folder in self._names:
             return (folder,)
         containing_folder = self._containing_project(folder)
-        return (*self._inside.get(folder, ()), *([] if containing_folder is None else [containing_folder]))
+        return (*self._projects_inside.get(folder, ()), *([] if containing_folder is None else [containing_folder]))
 
     def _containing_project(self, folder: str) -> str | None:
         """Return the folder of the innermost project that contains a folder, or None."""

@@ -163,7 +163,10 @@ class _Selection:
             self._owners[pattern_number].append((owner, index))
 
     def _start_folders_of(self, job: SelectableJob) -> tuple[str, ...]:
-        """Return the folders of the projects that a job names; else of those for the fixed folders of its patterns."""
+        """Return the folders of a job's projects.
+
+        A job that names no projects belongs to those that contain, or are inside, the fixed folders of its patterns.
+        """
         if job.projects is not None:
             return tuple(sorted({self._projects.folders[name] for name in job.projects}))
         folders = {
@@ -239,8 +242,8 @@ class _Selection:
         With `is_certain` False, the patterns may match a path below `path`.
         """
         last_indices: dict[str | None, int] = {}
-        for number in pattern_numbers:
-            for owner, index in self._owners[number]:
+        for pattern_number in pattern_numbers:
+            for owner, index in self._owners[pattern_number]:
                 # A negative pattern that only may match excludes nothing.
                 if owner not in match_by_owner and (
                     is_certain or not self._patterns_by_owner[owner][index].is_negative
@@ -258,7 +261,7 @@ class _Selection:
         search: DependencySearch,
         first_changes: Mapping[str, str],
     ) -> Choice | None:
-        """Return a choice to keep the job if the changed paths affect it, not as a need of others; otherwise None."""
+        """Return a choice to keep a job that the changed paths affect, or None if only other jobs may need it."""
         if not job.paths and not job.projects:
             return Choice(
                 job=job.name, is_kept=True, code="no_paths", reason="it names no paths: every change affects it"
@@ -285,14 +288,14 @@ class _Selection:
 
     def _dependency_reason(self, dependency_path: DependencyPath, path: str) -> str:
         """Return a reason such as: web depends on libs/ui, where libs/ui/button.ts changed."""
-        start = self._projects.label(dependency_path.start)
+        start_label = self._projects.label(dependency_path.start)
         if not dependency_path.links:
-            return f"{_display(path)} changed, in project {start}"
+            return f"{_display(path)} changed, in project {start_label}"
         link_texts = [f"{link.kind} {self._projects.label(link.folder)}" for link in dependency_path.links]
         if len(link_texts) > MAX_LINKS:
             omitted_count = len(link_texts) - MAX_LINKS
             link_texts = [*link_texts[: MAX_LINKS - 1], f"leads over {omitted_count} more to one that {link_texts[-1]}"]
-        return f"{start} {', which '.join(link_texts)}, where {_display(path)} changed"
+        return f"{start_label} {', which '.join(link_texts)}, where {_display(path)} changed"
 
     def _keep_needed(self, kept: dict[str, Choice]) -> None:
         """Add to `kept` the jobs whose outputs or artifacts a kept job uses, recursively."""
