@@ -24,10 +24,10 @@ _SIGNATURE_HEADERS: Final = (b"x-forgejo-signature", b"x-gitea-signature")
 
 
 class Gitea:
-    """Webhooks and commit statuses of Gitea and Forgejo."""
+    """Parses webhooks and builds commit status requests for Gitea and Forgejo."""
 
     def has_valid_signature(self, delivery: Delivery, secret: str) -> bool:
-        """Verify the first signature header that is present, and only that one."""
+        """Return whether the first signature header that is present is valid. The other headers are ignored."""
         expected = hmac_hex(secret, delivery.body)
         for name in _SIGNATURE_HEADERS:
             if received := delivery.header(name):

@@ -106,7 +106,7 @@ class _PullRequestPayload(msgspec.Struct, frozen=True):
 
 
 def parse_push(body: bytes) -> WebhookEvent | IgnoredEvent:
-    """Parse a push of GitHub or Gitea."""
+    """Return the event of a push of GitHub or Gitea, or the reason why it is ignored."""
     payload = decode_payload(body, _PushPayload)
     # For an annotated tag, `after` is the tag and the head commit is its commit.
     commit = payload.head_commit.id if payload.head_commit is not None else payload.after
@@ -132,7 +132,10 @@ def _is_fork(head: _Branch, base: _Branch) -> bool:
 
 
 def parse_pull_request(body: bytes, actions: dict[str, str]) -> WebhookEvent | IgnoredEvent:
-    """Parse a pull request event of GitHub or Gitea. `actions` maps the forge's action names to GitHub's."""
+    """Return the event of a pull request of GitHub or Gitea, or the reason why it is ignored.
+
+    `actions` maps the forge's names of actions to GitHub's.
+    """
     payload = decode_payload(body, _PullRequestPayload)
     pull_request = payload.pull_request
     change = pull_request_change(
@@ -160,7 +163,7 @@ def parse_pull_request(body: bytes, actions: dict[str, str]) -> WebhookEvent | I
 
 
 class GitHub:
-    """Webhooks, commit statuses and check runs of github.com and GitHub Enterprise Server."""
+    """Parses webhooks and builds commit status and check run requests for github.com and GitHub Enterprise Server."""
 
     def has_valid_signature(self, delivery: Delivery, secret: str) -> bool:
         """Return whether `X-Hub-Signature-256` is valid. It covers neither the event's name nor the delivery's id."""

@@ -125,12 +125,12 @@ class _MergeRequestPayload(msgspec.Struct, frozen=True):
 
 
 class GitLab:
-    """Webhooks and commit statuses of gitlab.com and GitLab installations."""
+    """Parses webhooks and builds commit status requests for gitlab.com and GitLab installations."""
 
     def has_valid_signature(self, delivery: Delivery, secret: str) -> bool:
-        """Verify `webhook-signature` and its time where present, else compare `X-Gitlab-Token` with the secret.
+        """Return whether `webhook-signature` and its time are valid, or without it, `X-Gitlab-Token` equals the secret.
 
-        GitLab never sends a signing token (`whsec_…`) itself, so a request that does is not from GitLab.
+        A signing token (`whsec_…`) as the secret always requires a signature: GitLab never sends the token itself.
         """
         received = delivery.header(b"webhook-signature")
         if not received and not secret.startswith(SIGNING_PREFIX):

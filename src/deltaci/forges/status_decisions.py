@@ -185,7 +185,7 @@ def next_action(
 
 
 def after_success(state: StatusState, version: RunVersion, report: StatusReport, id: str) -> StatusState:
-    """Return the state after the forge accepted the report."""
+    """Return the state after the forge accepted the report. `id` is the forge's id of the status or check."""
     return StatusState(
         sent=version,
         attempted=version,

@@ -77,7 +77,7 @@ class WebhookParser(Protocol):
         ...
 
     def parse(self, delivery: Delivery) -> WebhookEvent | IgnoredEvent:
-        """Parse the body. Raise `msgspec.DecodeError` if it is invalid."""
+        """Return the event, or the reason why it is ignored. Raise `msgspec.DecodeError` if the body is invalid."""
         ...
 
 

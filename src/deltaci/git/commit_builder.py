@@ -74,21 +74,21 @@ class CommitBuilder:
 
     async def commits_between(self, base: str, head: str) -> list[str]:
         """Return the commits that `head` has and `base` has not, oldest first."""
-        out = await self._run("rev-list", "--reverse", "--topo-order", head, f"^{base}", "--")
-        return out.decode().split()
+        output = await self._run("rev-list", "--reverse", "--topo-order", head, f"^{base}", "--")
+        return output.decode().split()
 
     # -- commits
 
     async def merge_trees(self, ours: str, theirs: str) -> str:
-        """Merge two commits and return the resulting tree. Raise `MergeConflict` if they conflict."""
+        """Merge two commits and return the hash of the resulting tree. Raise `MergeConflict` if they conflict."""
         args = ("merge-tree", "--write-tree", "--no-messages", "-z", ours, theirs)
         try:
-            code, out = await self._git.run_with_exit_code(args, git_dir=self.mirror.folder, exit_codes=(0, 1))
+            code, output = await self._git.run_with_exit_code(args, git_dir=self.mirror.folder, exit_codes=(0, 1))
         except GitFailed as error:
             if UNRELATED_HISTORIES in str(error):
                 raise MergeConflict(["the history: there is no common ancestor"]) from None
             raise
-        tree, *entries = out.split(b"\0")
+        tree, *entries = output.split(b"\0")
         if code:
             matches = (_CONFLICT_ENTRY.fullmatch(entry) for entry in entries)
             paths = dict.fromkeys(match[1].decode("utf-8", "replace") for match in matches if match is not None)
@@ -101,16 +101,16 @@ class CommitBuilder:
         """Create a commit and return its hash. The author is the committer unless given."""
         signatures = [f"author {_format_signature(author or committer)}", f"committer {_format_signature(committer)}"]
         lines = [f"tree {tree}", *(f"parent {parent}" for parent in parents), *signatures]
-        text = "\n".join((*lines, "", message.strip().replace("\0", ""), ""))
+        commit_object = "\n".join((*lines, "", message.strip().replace("\0", ""), ""))
         args = ("hash-object", "-t", "commit", "-w", "--stdin")
-        return (await self._run(*args, input=text.encode())).decode().strip()
+        return (await self._run(*args, input=commit_object.encode())).decode().strip()
 
     async def merge(self, base: str, heads: Sequence[str], message: str, committer: Signature) -> str:
         """Create one merge commit of the base and all heads and return it. Raise `MergeConflict` if they conflict."""
         merged = base
-        for number, head in enumerate(heads):
+        for index, head in enumerate(heads):
             tree = await self.merge_trees(merged, head)
-            is_last = number == len(heads) - 1
+            is_last = index == len(heads) - 1
             parents = (base, *heads) if is_last else (merged, head)
             merged = await self.commit(tree, parents, message, committer)
         return merged
@@ -149,14 +149,14 @@ class CommitBuilder:
 
     async def _copy_commit(self, commit: str, tree: str, parent: str, committer: Signature) -> str:
         """Create a copy of a commit with another tree, parent and committer, and return its hash."""
-        raw = (await self._run("cat-file", "commit", commit)).decode("utf-8", "surrogateescape")
-        header, _, message = raw.partition("\n\n")
+        original_object = (await self._run("cat-file", "commit", commit)).decode("utf-8", "surrogateescape")
+        header, _, message = original_object.partition("\n\n")
         author = next(line for line in header.split("\n") if line.startswith("author "))
         encoding = [line for line in header.split("\n") if line.startswith("encoding ")]
         new_committer = f"committer {_format_signature(committer)}"
-        text = "\n".join((f"tree {tree}", f"parent {parent}", author, new_committer, *encoding, "", message))
+        commit_object = "\n".join((f"tree {tree}", f"parent {parent}", author, new_committer, *encoding, "", message))
         args = ("hash-object", "-t", "commit", "-w", "--stdin")
-        return (await self._run(*args, input=text.encode("utf-8", "surrogateescape"))).decode().strip()
+        return (await self._run(*args, input=commit_object.encode("utf-8", "surrogateescape"))).decode().strip()
 
     # -- refs and bundles
 

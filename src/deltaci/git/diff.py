@@ -14,17 +14,17 @@ SUBMODULE: Final = "160000"
 _HEADER: Final = re.compile(r":([0-7]{6}) ([0-7]{6}) [0-9a-f]+ [0-9a-f]+ ([ACDMRT])[0-9]{0,3}")
 
 
-def parse_changed_paths(raw: str) -> frozenset[str] | None:
+def parse_changed_paths(raw_diff: str) -> frozenset[str] | None:
     """Return every path in the raw diff, or None if the text is not a complete one.
 
     The path of a submodule is returned with and without a slash at its end.
     """
-    if not raw:
+    if not raw_diff:
         return frozenset()
-    if not raw.endswith("\0"):
+    if not raw_diff.endswith("\0"):
         return None  # The output was truncated; a missing path may be the one that matters.
     paths: set[str] = set()
-    fields = iter(raw[:-1].split("\0"))
+    fields = iter(raw_diff[:-1].split("\0"))
     for header in fields:
         match = _HEADER.fullmatch(header)
         if match is None:

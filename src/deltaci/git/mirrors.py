@@ -145,9 +145,9 @@ class Mirror(BareRepository):
         """Return HEAD, branches and tags of the remote repository. An annotated tag is reported with its commit."""
         async with self.open_remote() as remote:
             args = ["ls-remote", "--symref", "--", remote.url, "HEAD", "refs/heads/*", "refs/tags/*"]
-            out = await self.git.run(args, remote=remote, timeout_seconds=LS_REMOTE_SECONDS)
+            output = await self.git.run(args, remote=remote, timeout_seconds=LS_REMOTE_SECONDS)
         head, refs = "", dict[str, str]()
-        for line in out.decode("utf-8", "replace").splitlines():
+        for line in output.decode("utf-8", "replace").splitlines():
             value, _, ref = line.partition("\t")
             if value.startswith("ref: ") and ref == "HEAD":
                 head = value.removeprefix("ref: ")
@@ -176,7 +176,7 @@ class Mirror(BareRepository):
                     last_error = error
                 if await self.has_commit(commit):
                     return
-        if last_error is None or any(text in str(last_error) for text in MISSING_ON_REMOTE):
+        if last_error is None or any(error_text in str(last_error) for error_text in MISSING_ON_REMOTE):
             raise GitFailed(f"the repository has no commit {commit}, or does not allow fetching it")
         raise last_error
 
@@ -189,7 +189,7 @@ class Mirror(BareRepository):
                 try:
                     await self._fetch(ref)
                 except GitFailed as error:
-                    if not any(text in str(error) for text in MISSING_ON_REMOTE):
+                    if not any(error_text in str(error) for error_text in MISSING_ON_REMOTE):
                         raise
                     continue
                 commits[ref] = await self.resolve_commit(_mirror_ref(ref))
@@ -231,14 +231,14 @@ class Mirror(BareRepository):
 
     async def resolve_commit(self, revision: str) -> str:
         """Return the full hash of the commit that a ref, a tag or an abbreviated hash stands for."""
-        out = await self.run("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
-        return out.decode().strip()
+        output = await self.run("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+        return output.decode().strip()
 
     async def commit_details(self, commit: str) -> CommitDetails:
         """Return the message and the author of a commit."""
         args = ["log", "-1", "--no-show-signature", "--format=%an%x00%B", commit, "--"]
-        out = await self.git.run(args, git_dir=self.folder, max_output_bytes=MAX_FILE_BYTES)
-        author, _, message = out.decode("utf-8", "replace").partition("\0")
+        output = await self.git.run(args, git_dir=self.folder, max_output_bytes=MAX_FILE_BYTES)
+        author, _, message = output.decode("utf-8", "replace").partition("\0")
         return CommitDetails(message=message.strip(), author=author.strip()[:200])
 
     async def is_ancestor(self, ancestor: str, descendant: str) -> bool:
@@ -249,25 +249,25 @@ class Mirror(BareRepository):
         """Return the best common ancestor of two commits, or an empty string if there is none."""
         if not await self.git.succeeds(["merge-base", first, second], git_dir=self.folder):
             return ""
-        out = await self.run("merge-base", first, second)
-        return out.decode().strip()
+        output = await self.run("merge-base", first, second)
+        return output.decode().strip()
 
     async def changed_paths(self, base: str, head: str) -> frozenset[str] | None:
         """Return every path that differs between two commits, or None if a path is not UTF-8.
 
         A renamed file counts as a removed and an added one.
         """
-        out = await self.run("diff-tree", "-r", "--raw", "-z", "--no-renames", "--no-commit-id", base, head, "--")
+        output = await self.run("diff-tree", "-r", "--raw", "-z", "--no-renames", "--no-commit-id", base, head, "--")
         try:
-            return parse_changed_paths(out.decode())
+            return parse_changed_paths(output.decode())
         except UnicodeDecodeError:
             return None
 
     async def list_files(self, commit: str) -> list[str]:
         """Return the sorted paths of all regular files of a commit, without symbolic links and submodules."""
-        out = await self.run("ls-tree", "-r", "-z", "--full-tree", commit, "--")
+        output = await self.run("ls-tree", "-r", "-z", "--full-tree", commit, "--")
         paths: list[str] = []
-        for entry in out.split(b"\0"):
+        for entry in output.split(b"\0"):
             attributes, _, path = entry.partition(b"\t")
             if attributes[:6].decode("ascii", "replace") in REGULAR_FILE_MODES:
                 paths.append(path.decode("utf-8", "replace"))
@@ -278,12 +278,12 @@ class Mirror(BareRepository):
         paths = [path for path in dict.fromkeys(paths) if "\n" not in path]
         if not paths:
             return {}
-        out = await self.run("cat-file", "--batch-check", input=blobs.format_request(commit, paths))
-        sizes = blobs.parse_sizes(paths, out, max_bytes)
+        output = await self.run("cat-file", "--batch-check", input=blobs.format_request(commit, paths))
+        sizes = blobs.parse_sizes(paths, output, max_bytes)
         if not sizes:
             return {}
-        out = await self.run("cat-file", "--batch", input=blobs.format_request(commit, sizes))
-        return blobs.parse_contents(sizes, out)
+        output = await self.run("cat-file", "--batch", input=blobs.format_request(commit, sizes))
+        return blobs.parse_contents(sizes, output)
 
     async def read_file(self, commit: str, path: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """Return the content of a file. Raise `GitFailed` if it does not exist or is larger than `max_bytes`."""

@@ -153,7 +153,10 @@ def is_public(ip: str) -> bool:
 
 
 def _effective_addresses(ip: IPv4Address | IPv6Address) -> Iterable[IPv4Address | IPv6Address]:
-    """Return the addresses that packets to `ip` can reach: `ip` itself and the IPv4 addresses that it embeds."""
+    """Return the addresses that packets to `ip` can reach: `ip` itself and the IPv4 addresses that it embeds.
+
+    An IPv4-mapped address is only another notation: its IPv4 address alone is returned.
+    """
     if isinstance(ip, IPv6Address):
         candidates = [ip.ipv4_mapped, ip.sixtofour, *(ip.teredo or ())]
         if ip in _NAT64:

@@ -25,7 +25,7 @@ MAX_LISTED: Final = 5
 
 
 class RulesRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant's rules file as stored. `version` and `at` are 0 if there is none."""
+    """A tenant's rules file as stored, and the rules in it. `version` and `at` are 0 if there is no file."""
 
     text: str = ""
     by: str = ""

@@ -109,8 +109,8 @@ _decode = msgspec.json.Decoder(SecretMetadata).decode
 def job_scope_of(origin: Origin) -> JobScope:
     """Return the project and branch whose secrets the jobs of a run may use.
 
-    The branch is empty unless the server knows that the commit is on it. It is not for a pull request, which names the
-    target branch, nor for a run that a person started with any branch's name.
+    The branch is empty unless the server knows that the commit is on it: a pull request names its target branch, and a
+    person who starts a run may name any branch.
     """
     is_branch_known = origin.is_on_branch and origin.event != PULL_REQUEST
     return JobScope(origin.project, origin.branch if is_branch_known else "")

@@ -169,7 +169,7 @@ class Tenants:
             raise Refused("over_quota", f"{limit} runs of this tenant are waiting; its quota is {limit}")
 
     async def remaining_bytes(self, tenant: str) -> int | None:
-        """Return how many more bytes the tenant may store, or None for no limit. May be half a minute old."""
+        """Return how many more bytes the tenant may store, or None for no limit. The measurement is cached."""
         limit = (await self.quotas(tenant)).storage_bytes
         return max(0, limit - await self.stored_bytes(tenant)) if limit else None
 

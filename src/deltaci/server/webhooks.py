@@ -222,7 +222,10 @@ def _is_about_repository(project: ForgeProject, change: Change) -> bool:
 
 
 def _parse_path(request: Request) -> tuple[str, str]:
-    """Return the tenant and the project in the path."""
+    """Return the tenant and the project in the path of a delivery; the default tenant if the path names none.
+
+    Raises `Refused` for any other path or method.
+    """
     segments = request.path.removeprefix(ROOT).split("/")
     if not request.path.startswith(ROOT) or not 1 <= len(segments) <= 2 or not all(segments):
         raise Refused("not_found", f"there is no {request.path[:MAX_QUOTED_CHARS]}; deliver to /hooks/TENANT/PROJECT")

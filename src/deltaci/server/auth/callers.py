@@ -141,7 +141,7 @@ class ApiKeys:
         return int(self._signer.now() * SECOND)
 
     async def create(self, tenant: str, key_input: KeyInput, by: str) -> tuple[KeyRecord, str]:
-        """Create a key. Return its record and the token, which is shown only once."""
+        """Create and store a key. Return its record and the token, which is shown only once."""
         id, secret = secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES)
         now = self.now()
         record = KeyRecord(

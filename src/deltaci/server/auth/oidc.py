@@ -95,7 +95,7 @@ class OidcIssuer:
 
 
 def check_installed(option: str) -> None:
-    """Raise `ValueError` at the start if the optional dependency is missing."""
+    """Raise `ValueError` that names this option if the optional library for OIDC is not installed."""
     if find_spec("joserfc") is None:
         raise ValueError(f"{option} needs the extra 'oidc'; install it with: pip install 'deltaci[oidc]'")
 
@@ -134,7 +134,10 @@ class IssuerClient:
             load_authorities(self._tls, ca)
 
     async def claims(self, token: str) -> dict[str, Any]:
-        """Return the claims of a token that the issuer signed and that is valid now. The caller checks the audience."""
+        """Return the claims of a token that the issuer signed and that is valid now. Raises `Refused` otherwise.
+
+        The caller checks the audience.
+        """
         kid = self._signing_key_id(token)
         key = await self._key(kid)
         return self._verify(token, key)
@@ -206,7 +209,10 @@ class IssuerClient:
         return self._monotonic() - self._fetched_at > CACHE_SECONDS
 
     def _cached_key(self, kid: str) -> Any:
-        """Return the key with this id. A token without a key id must be signed by the issuer's only key."""
+        """Return the issuer's key with this id, or None.
+
+        Without an id, return its only key, or None if it has several.
+        """
         if kid:
             return self._keys.get(kid)
         return next(iter(self._keys.values())) if len(self._keys) == 1 else None

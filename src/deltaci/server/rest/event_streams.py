@@ -128,7 +128,7 @@ class Chunk:
 
 
 class Subscription:
-    """The position of one client in a channel, and the event that wakes the client's task."""
+    """The position of one client in a channel. `wait` suspends the client's task until `wake` is called."""
 
     def __init__(self, streams: EventStreams, channel: Channel, after: int) -> None:
         self.seq = after
@@ -304,14 +304,14 @@ class EventStreams:
             )
 
     async def check_seq(self, seq: int) -> None:
-        """Raise Refused for a seq that no event has yet: a stream from there could wait for ever."""
+        """Raise Refused if no event has this seq yet: a stream from there could wait for ever."""
         if seq > (self._last_seq or 0) and seq > (last_seq := await self._store.last_seq()):
             raise Refused(
                 "bad_request", f"there is no event {seq} yet, the newest is {last_seq}; start from a known event"
             )
 
     async def buffered_since(self, channel: Channel) -> int:
-        """Return the seq after which the channel has all events."""
+        """Return the seq after which the channel's buffer has all events."""
         if channel.since is None:
             last_seq = await self._store.last_seq()
             if channel.since is None:

@@ -68,7 +68,7 @@ async def _tenant_state(call: Call, run: Run, attempts: list[Attempt]) -> explai
 
 
 async def get_workers(call: Call) -> list[Worker]:
-    """Return the registered workers of the tenant, the newest MAX_WORKERS of them."""
+    """Return the registered workers of the tenant, the newest first, up to about MAX_WORKERS."""
     workers: list[Worker] = []
     before_position = None
     while len(workers) < MAX_WORKERS:

@@ -44,7 +44,7 @@ _QUALITY: Final = re.compile(r"q=([01](?:\.[0-9]{0,3})?)")
 
 
 async def read_run_events(call: Call) -> JsonResponse | EventStream:
-    """Return a page of the events of a run, or a stream of them."""
+    """Return a page of the events of a run, or a stream of them if the Accept header prefers one."""
     run = await get_run(call)
     query, last_event_id = call.query, _last_event_id(call)
     if prefers_stream(call.request.header(b"accept")):
@@ -55,7 +55,7 @@ async def read_run_events(call: Call) -> JsonResponse | EventStream:
 
 
 async def read_events(call: Call) -> JsonResponse | EventStream:
-    """Return a page of the events of the tenant, or a stream of them."""
+    """Return a page of the events of the tenant, or a stream of them if the Accept header prefers one."""
     query, last_event_id = call.query, _last_event_id(call)
     if prefers_stream(call.request.header(b"accept")):
         return await _stream(call, last_event_id, "", has_last=False)

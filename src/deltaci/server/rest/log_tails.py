@@ -52,13 +52,16 @@ def last_lease(attempt: Attempt) -> Lease | None:
 
 
 async def read_log(call: Call) -> LogFile | LogStream:
-    """Return the log of an attempt."""
+    """Return the stored log of an attempt, or with `follow` a stream of it."""
     attempt = await get_attempt(call)
     return await _log(call, attempt.job_id, attempt.id, attempt)
 
 
 async def read_job_log(call: Call) -> LogFile | LogStream:
-    """Return the log of the last attempt of a job, or of its first attempt if there is none yet."""
+    """Return the stored log of a job's last attempt, or with `follow` a stream of it.
+
+    If the job has no attempt yet, the stored log is empty and the stream waits for the first attempt.
+    """
     job = await get_job(call)
     id = ids.attempt_id(job.id, max(1, job.attempts))
     record = await call.app.store.find(id)

@@ -41,7 +41,7 @@ _OPEN: Final = (steps.WAITING_APPROVAL, steps.RUNNING, steps.PENDING)
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The records that were read. `runs` also has the runs of which only some attempts were read."""
+    """The records from which the queue is computed. `runs` includes runs of which only some attempts were read."""
 
     tenant_state: TenantState
     runs: dict[str, Run]

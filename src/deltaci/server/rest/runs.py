@@ -172,7 +172,7 @@ async def read_run(call: Call) -> api.RunWithJobs:
 
 
 async def read_plan(call: Call) -> api.Plan:
-    """Return the plan of a run, and the reasons of the planner."""
+    """Return the plan of a run, and why the planner kept or left out jobs."""
     record = await get_run(call)
     reasons = await reasons_of(call.app.store, record) or PlanReport()
     return api.Plan(
@@ -234,12 +234,15 @@ async def cancel_run(call: Call) -> api.Run:
 
 
 async def approve_run(call: Call) -> api.DecisionResult:
-    """Approve one or all waiting approval jobs. Has no effect on a job that the caller has already approved."""
+    """Approve one or all waiting approval jobs of a run.
+
+    Has no effect on a job that the caller has already approved.
+    """
     return await _decide(call, job.Approve)
 
 
 async def reject_run(call: Call) -> api.DecisionResult:
-    """Reject one or all waiting approval jobs."""
+    """Reject one or all waiting approval jobs of a run."""
     return await _decide(call, job.Reject)
 
 

@@ -96,7 +96,7 @@ def failure(error: Failure | None) -> api.Failure | None:
 
 
 def attempt(record: Attempt) -> api.Attempt:
-    """Return an attempt, without its specification and its outputs, which have their own paths."""
+    """Return an attempt as the API shows it, without its specification and outputs."""
     lease = record.lease or record.ended_lease
     ready_time = ready_at(record)
     return api.Attempt(

@@ -166,7 +166,7 @@ def _totals(job: str, attempt: Attempt, reported: ParsedReports) -> ReportedTest
 
 
 def _recorded_failures(attempt: Attempt) -> list[TestCase]:
-    """Return the first failed tests, which are all that the record has of single tests."""
+    """Return the first failed tests of an attempt from its record, which lists no other tests."""
     return [
         TestCase(
             name=failure.get("name", ""),
@@ -202,7 +202,7 @@ _SORT_KEYS: Final = {
 
 
 async def _earlier_runs(call: Call, run: Run) -> list[Run]:
-    """Return the last runs before this one of the same project and branch, or of the same template."""
+    """Return the last MAX_EARLIER runs before this one of the same project and branch, or of the same template."""
     origin = run.origin
     if origin.project:
         lists = [listing.runs_of_branch(origin.branch)] if origin.branch else []

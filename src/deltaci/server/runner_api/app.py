@@ -165,13 +165,13 @@ class RunnerApp:
     async def _lease(self, runner: Runner, request: Request) -> LeaseResponse:
         lease_request = _decode_lease(await request.body(wire.MAX_MESSAGE_BYTES))
         with self._connected(runner):
-            granted = await self._message_handlers.lease(runner, lease_request, request.disconnected)
+            granted_leases = await self._message_handlers.lease(runner, lease_request, request.disconnected)
         if not lease_request.attempts:
-            return LeaseResponse(granted)
-        return LeaseResponse(granted, await self._message_handlers.unclaimable(runner, lease_request.attempts))
+            return LeaseResponse(granted_leases)
+        return LeaseResponse(granted_leases, await self._message_handlers.unclaimable(runner, lease_request.attempts))
 
     async def _worktree(self, runner: Runner, name: str, request: Request) -> Any:
-        """Answer a request about worktrees."""
+        """Answer a request for the ended workstreams, the start of a worktree, or the bundle of its commits."""
         if name == "streams":
             streams_request = _decode_streams(await request.body(wire.MAX_MESSAGE_BYTES))
             return (
@@ -193,9 +193,9 @@ class RunnerApp:
         finally:
             disconnected.cancel()
 
-    def _record_heartbeat(self, tenant: str, name: str) -> None:
+    def _record_heartbeat(self, tenant: str, runner_name: str) -> None:
         if self._heartbeats is not None:
-            self._heartbeats.record(tenant, name)
+            self._heartbeats.record(tenant, runner_name)
 
     def _connected(self, runner: Runner) -> AbstractContextManager[None]:
         """Count the runner as connected while its long poll is open."""
@@ -222,17 +222,19 @@ class RunnerApp:
     async def _log(self, runner: Runner, request: Request) -> LogSize:
         """Append to the log of a live lease, or return its size."""
         offset = request.offset() if request.method == "POST" else 0
-        ref = ids.lease_ref(request.lease_id())
+        lease_ref = ids.lease_ref(request.lease_id())
         await self._message_handlers.leased_attempt(runner, request.lease_id())  # Raises if the lease is stale.
         if request.method == "GET":
-            return LogSize(self._logs.size(ref.attempt_id, ref.number))
+            return LogSize(self._logs.size(lease_ref.attempt_id, lease_ref.number))
         chunk = await request.body(wire.MAX_CHUNK_BYTES)
         await self._message_handlers.leased_attempt(
             runner, request.lease_id()
         )  # The body may have taken longer than the lease.
         try:
             # In a thread: waiting for the disk would block the event loop.
-            return LogSize(await asyncio.to_thread(self._logs.append, ref.attempt_id, ref.number, offset, chunk))
+            return LogSize(
+                await asyncio.to_thread(self._logs.append, lease_ref.attempt_id, lease_ref.number, offset, chunk)
+            )
         except OSError as error:
             raise BlobStoreUnavailable(f"cannot write the log: {error.strerror or error}") from error
 

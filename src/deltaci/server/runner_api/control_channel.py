@@ -49,7 +49,7 @@ class _LongPoll:
 
 
 class ControlHub:
-    """Follows the event log and sends cancel requests to the runners concerned."""
+    """Sends a cancel request to the runner of each attempt that must stop after an event of the log."""
 
     def __init__(self, store: Store, lease_ids: LeaseIds) -> None:
         self._store = store
@@ -173,15 +173,15 @@ class ControlHub:
 
 def _cancel_requests(record: Attempt, lease_id: str, now: int) -> list[CancelRequested]:
     """Return a list of one cancel request for the lease's holder, or an empty list if the attempt need not stop."""
-    stop = attempt.stop_request(record, now)
-    if stop is None:
+    stop_request = attempt.stop_request(record, now)
+    if stop_request is None:
         return []
     return [
         CancelRequested(
             lease_id=lease_id,
             job_id=record.job_id or record.id,
-            reason=stop[0],
-            deadline_seconds=stop[1],
+            reason=stop_request[0],
+            deadline_seconds=stop_request[1],
             ts=datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=now),
         )
     ]

@@ -133,13 +133,13 @@ class MessageHandlers:
                 runner.tenant, request.runner_id, deadline - clock(), disconnected
             ):
                 return []
-            claimed = await self._waiters.claim(
+            claimed_attempts = await self._waiters.claim(
                 claim, deadline - clock(), self._ineligible(runner, request.runner_id, disconnected)
             )
-            granted = await self._grant(runner, claimed)
+            granted_leases = await self._grant(runner, claimed_attempts)
             is_on_hold = fleet is not None and fleet.is_on_hold(runner.tenant, request.runner_id)
-            if granted or not (claimed or is_on_hold):
-                return granted
+            if granted_leases or not (claimed_attempts or is_on_hold):
+                return granted_leases
 
     def _ineligible(self, runner: Runner, id: str, disconnected: Disconnected | None) -> Disconnected | None:
         """Return a function that waits until the runner has disconnected or may not get any more work."""
@@ -177,30 +177,30 @@ class MessageHandlers:
         }
         return [id for id in attempt_ids if id not in claimable]
 
-    async def _grant(self, runner: Runner, claimed: Sequence[ClaimedAttempt]) -> list[LeaseGranted]:
+    async def _grant(self, runner: Runner, claimed_attempts: Sequence[ClaimedAttempt]) -> list[LeaseGranted]:
         """Return the leases of those attempts whose job a runner can execute.
 
         Fails all other attempts at once, because no other runner could execute them either.
         """
-        granted: list[LeaseGranted] = []
-        failures: list[Command] = []
-        for attempt_claim in claimed:
+        granted_leases: list[LeaseGranted] = []
+        failed_completions: list[Command] = []
+        for claimed_attempt in claimed_attempts:
             try:
-                granted.append(self._granted(attempt_claim))
+                granted_leases.append(self._granted(claimed_attempt))
             except Refused as refused:
                 facts = Facts(error_code="BAD_SPEC", message=refused.message)
-                failures.append(
-                    attempt.Complete(**_command_fields(runner, attempt_claim), is_success=False, facts=facts)
+                failed_completions.append(
+                    attempt.Complete(**_command_fields(runner, claimed_attempt), is_success=False, facts=facts)
                 )
-        if failures:
-            await self._engine.do_all(failures)
-        return granted
+        if failed_completions:
+            await self._engine.do_all(failed_completions)
+        return granted_leases
 
-    def _granted(self, claimed: ClaimedAttempt) -> LeaseGranted:
-        record = claimed.attempt
-        spec, ref = _spec_or_ref(record)
+    def _granted(self, claimed_attempt: ClaimedAttempt) -> LeaseGranted:
+        record = claimed_attempt.attempt
+        spec, spec_ref = _spec_or_ref(record)
         return LeaseGranted(
-            lease_id=claimed.lease_id,
+            lease_id=claimed_attempt.lease_id,
             job_id=record.job_id or record.id,
             run_id=record.run_id,
             lease_ttl_seconds=self._ttl_seconds,
@@ -208,7 +208,7 @@ class MessageHandlers:
             # The server ends the attempt at its timeout; a runner that does not learn of that ends it a little later.
             max_runtime_seconds=min(record.timeout_seconds + lease.RUNTIME_BUFFER_SECONDS, wire.MAX_SECONDS),
             job_spec=spec,
-            job_spec_ref=ref,
+            job_spec_ref=spec_ref,
         )
 
     async def leased_attempt(self, runner: Runner, lease_id: str) -> Attempt:
@@ -216,12 +216,12 @@ class MessageHandlers:
 
         Raises `StaleLease` if it does not, by the store's clock.
         """
-        ref = ids.lease_ref(lease_id)
-        now, record = await self._store.transact(lambda: self._read_record(ref.attempt_id))
+        lease_ref = ids.lease_ref(lease_id)
+        now, record = await self._store.transact(lambda: self._read_record(lease_ref.attempt_id))
         if (unreadable := unreadable_refusal(record)) is not None:
             raise unreadable
         if not isinstance(record, Attempt) or record.tenant != runner.tenant:
-            raise lease.unknown_attempt(ref.attempt_id)
+            raise lease.unknown_attempt(lease_ref.attempt_id)
         # The request does not name the slot that holds the lease: accept any slot of this runner.
         latest_lease = record.lease or record.ended_lease
         worker_id = (
@@ -229,7 +229,7 @@ class MessageHandlers:
             if latest_lease is not None and runner.may_speak_for(latest_lease.worker_id)
             else runner.id
         )
-        lease.check_fence(record.lease, record.ended_lease, ref, worker_id, max(now, record.updated_at))
+        lease.check_fence(record.lease, record.ended_lease, lease_ref, worker_id, max(now, record.updated_at))
         return record
 
     async def run_origin(self, attempt_record: Attempt) -> Origin:
@@ -345,30 +345,30 @@ class MessageHandlers:
             else (await self._store.transact(lambda: self._read_record(record.id)))[0]
         )
         remaining = record.lease.expires_at - now if record.lease is not None else 0
-        stop = attempt.stop_request(record, now)
+        stop_request = attempt.stop_request(record, now)
         return HeartbeatAck(
             lease_id=message.lease_id,
             extend_lease=True,
             new_lease_ttl_seconds=max(0, remaining // SECOND),
-            cancel_requested=stop is not None,
-            cancel_deadline_seconds=stop[1] if stop is not None else 0,
-            reason=stop[0] if stop is not None else msgspec.UNSET,
+            cancel_requested=stop_request is not None,
+            cancel_deadline_seconds=stop_request[1] if stop_request is not None else 0,
+            reason=stop_request[0] if stop_request is not None else msgspec.UNSET,
         )
 
     def _read_record(self, id: str) -> Transaction[tuple[int, Record | None]]:
         """Return the store's time, and the record or None. Writes nothing."""
-        now, stored = yield Begin((id,))
-        return self._engine.clock.read(now), stored[0].record if stored else None
+        now, stored_records = yield Begin((id,))
+        return self._engine.clock.read(now), stored_records[0].record if stored_records else None
 
 
-def _command_fields(runner: Runner, claimed: ClaimedAttempt) -> dict[str, Any]:
+def _command_fields(runner: Runner, claimed_attempt: ClaimedAttempt) -> dict[str, Any]:
     """Return the fields of a command under a lease that was just granted."""
-    granted_lease = claimed.attempt.lease
+    granted_lease = claimed_attempt.attempt.lease
     assert granted_lease is not None
     return {
-        "id": claimed.attempt.id,
+        "id": claimed_attempt.attempt.id,
         "actor": worker_actor(granted_lease.worker_id),
-        "lease": ids.lease_ref(claimed.lease_id),
+        "lease": ids.lease_ref(claimed_attempt.lease_id),
         "tenant": runner.tenant,
     }
 
@@ -376,7 +376,7 @@ def _command_fields(runner: Runner, claimed: ClaimedAttempt) -> dict[str, Any]:
 def job_spec(record: Attempt) -> SentJobSpec:
     """Return the job spec of the attempt. An attempt of the plain queue has it as its payload.
 
-    A spec without a name gets that of the job in its run, or the attempt's id.
+    A spec without a name gets that of the job in its run, or the attempt's id. Raises `Refused` for an invalid spec.
     """
     try:
         spec = msgspec.convert(record.spec or {}, SentJobSpec)
@@ -393,11 +393,11 @@ def _spec_or_ref(record: Attempt) -> tuple[JobSpec | None, str | None]:
 
 
 def _command(runner: Runner, message: RunnerMessage) -> Command:
-    ref = ids.lease_ref(message.lease_id)
+    lease_ref = ids.lease_ref(message.lease_id)
     fields: dict[str, Any] = {
-        "id": ref.attempt_id,
+        "id": lease_ref.attempt_id,
         "actor": worker_actor(message.runner_id),
-        "lease": ref,
+        "lease": lease_ref,
         "tenant": runner.tenant,
     }
     match message:
@@ -472,8 +472,12 @@ def _sanitize(value: Any) -> Any:
 def _refusal(message: RunnerMessage, refused: Refused) -> Response:
     if not isinstance(refused, StaleLease):
         return refused
-    stale = stale_lease(message.lease_id, refused)
-    return msgspec.structs.replace(stale, extend_lease=False, stale=True) if isinstance(message, Heartbeat) else stale
+    stale_response = stale_lease(message.lease_id, refused)
+    return (
+        msgspec.structs.replace(stale_response, extend_lease=False, stale=True)
+        if isinstance(message, Heartbeat)
+        else stale_response
+    )
 
 
 def stale_lease(lease_id: str, refused: StaleLease) -> wire.StaleLease:

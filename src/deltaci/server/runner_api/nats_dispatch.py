@@ -168,13 +168,15 @@ class Dispatcher:
         After JetStream has lost the stream, publish all again. Set an alarm for attempts that become ready before the
         next sweep.
         """
-        min_age, limit = 0, START_LIMIT
+        min_age, per_queue_limit = 0, START_LIMIT
         while True:
             self._stream_lost.clear()
             self._created_queues.clear()  # Recreate streams and consumers that were deleted.
             try:
                 now, _ = await self._store.transact(lambda: read_records(()))
-                ready_attempts = await self._store.ready_attempts(now + round(2 * SWEEP_SECONDS * SECOND), limit)
+                ready_attempts = await self._store.ready_attempts(
+                    now + round(2 * SWEEP_SECONDS * SECOND), per_queue_limit
+                )
             except (Unavailable, Conflict) as error:
                 LOGGER.warning("cannot list ready attempts: %s; the next sweep retries", error)
                 now, ready_attempts = 0, []
@@ -186,7 +188,7 @@ class Dispatcher:
             await self._publish(connection, stream, due_attempts)
             lost_stream_task = asyncio.create_task(self._stream_lost.wait())
             await asyncio.wait({lost_stream_task}, timeout=SWEEP_SECONDS * random.uniform(0.8, 1.2))
-            min_age, limit = (
+            min_age, per_queue_limit = (
                 (0, START_LIMIT) if lost_stream_task.done() else (round(SWEEP_SECONDS * SECOND), SWEEP_LIMIT)
             )
             lost_stream_task.cancel()

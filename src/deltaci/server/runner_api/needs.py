@@ -125,9 +125,11 @@ class NeedsHandlers:
         return artifacts
 
     async def _attempt_artifacts(self, attempt: Attempt, lease_number: int, job: str) -> list[SharedArtifact]:
-        stored = await self._disk.run(lambda: keys.artifacts(self._blobs, attempt.tenant, attempt.id, lease_number))
+        stored_artifacts = await self._disk.run(
+            lambda: keys.artifacts(self._blobs, attempt.tenant, attempt.id, lease_number)
+        )
         artifacts: list[SharedArtifact] = []
-        for artifact in stored:
+        for artifact in stored_artifacts:
             name, uri = shared_name(artifact.path), keys.artifact_uri(attempt.id, lease_number, artifact.path)
             path = "" if name else artifact.path
             artifacts.append(SharedArtifact(job=job, name=name, path=path, uri=uri, bytes=artifact.bytes))
@@ -139,10 +141,10 @@ class NeedsHandlers:
         The URI is compared with those of existing artifacts and never parsed.
         """
         if any(artifact.uri == uri for artifact in await self.artifacts(attempt, current_lease_number)):
-            key = keys.key_of_uri(attempt.tenant, uri)
-            stored = await self._disk.run(lambda: self._blobs.stat(key))
-            if stored is not None:
-                return key, stored
+            blob_key = keys.key_of_uri(attempt.tenant, uri)
+            blob_stat = await self._disk.run(lambda: self._blobs.stat(blob_key))
+            if blob_stat is not None:
+                return blob_key, blob_stat
         raise Refused("not_found", "no finished job of this run has this artifact; list them with run-artifacts")
 
     # -- caches
@@ -152,11 +154,11 @@ class NeedsHandlers:
         if len(prefix) > MAX_CACHE_KEY:
             raise Refused("bad_request", f"the key has {len(prefix)} characters; at most {MAX_CACHE_KEY}")
         for scope in dict.fromkeys((job_spec(attempt).cache_scope, "")):
-            key = await self._disk.run(
+            newest_key = await self._disk.run(
                 lambda scope=scope: keys.newest_cache(self._blobs, attempt.tenant, scope, prefix)  # type: ignore[misc]
             )
-            if key:
-                return CacheMatch(key=key)
+            if newest_key:
+                return CacheMatch(key=newest_key)
         raise Refused("not_found", "there is no cache whose key has this prefix")
 
     def remember_cache(self, tenant: str, scope: str, key: str) -> None:

@@ -75,7 +75,10 @@ class RunnerRegistry:
         return self._issuer is not None
 
     async def renew(self, runner: Runner, request: Renewal | None, *, has_token: bool) -> Registered:
-        """Return a new credential for a registered runner. A runner that used only its certificate gets none."""
+        """Update the capabilities of a registered runner and return a new credential.
+
+        The credential is empty for a runner that used only its certificate.
+        """
         worker_id = await self._check_in(runner, request)
         if has_token:
             return self._credential(runner, worker_id)

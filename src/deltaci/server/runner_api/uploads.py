@@ -55,10 +55,10 @@ class UploadLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamedResponse:
-    """A response whose body is sent in chunks."""
+    """A response whose body is sent in chunks, with its size and SHA-256 in the headers."""
 
-    def __init__(self, stored: BlobStat, chunks: AsyncIterator[bytes]) -> None:
-        self._stored = stored
+    def __init__(self, blob_stat: BlobStat, chunks: AsyncIterator[bytes]) -> None:
+        self._blob_stat = blob_stat
         self._chunks = chunks
 
     async def send(self, send: Send) -> None:
@@ -68,9 +68,9 @@ class StreamedResponse:
         """
         headers = [
             (b"content-type", b"application/octet-stream"),
-            (b"content-length", str(self._stored.bytes).encode()),
+            (b"content-length", str(self._blob_stat.bytes).encode()),
             (b"cache-control", b"no-store"),
-            (SHA256_HEADER.lower().encode(), self._stored.sha256.encode()),
+            (SHA256_HEADER.lower().encode(), self._blob_stat.sha256.encode()),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         async for chunk in self._chunks:
@@ -141,8 +141,8 @@ class UploadHandlers:
             case "run-artifacts":
                 return await self._needs.artifacts(attempt, current_lease_number)
             case "run-artifact":
-                key, stored = await self._needs.artifact(attempt, current_lease_number, path_rest)
-                return StreamedResponse(stored, self._read_chunks(key))
+                blob_key, blob_stat = await self._needs.artifact(attempt, current_lease_number, path_rest)
+                return StreamedResponse(blob_stat, self._read_chunks(blob_key))
             case "cache-keys":
                 return await self._needs.cache_key(attempt, path_rest)
             case "source-credential":
@@ -151,12 +151,14 @@ class UploadHandlers:
 
     async def remove_lost_uploads(self, runner: Runner, lease_id: str) -> None:
         """Delete the artifacts that earlier leases of a completed attempt stored: no result refers to them."""
-        ref = ids.lease_ref(lease_id)
-        if ref.number > 1:
+        lease_ref = ids.lease_ref(lease_id)
+        if lease_ref.number > 1:
             # The attempt is complete even if the blob store is unavailable now.
             with suppress(BlobStoreUnavailable):
                 await self._disk.run(
-                    lambda: keys.remove_lost_artifacts(self._blobs, runner.tenant, ref.attempt_id, ref.number)
+                    lambda: keys.remove_lost_artifacts(
+                        self._blobs, runner.tenant, lease_ref.attempt_id, lease_ref.number
+                    )
                 )
 
     # -- secrets
@@ -173,19 +175,23 @@ class UploadHandlers:
 
     async def _store_artifact(self, runner: Runner, attempt: Attempt, path: str, request: Request) -> StoredArtifact:
         current_lease_number = ids.lease_ref(request.lease_id()).number
-        key = keys.artifact_key(attempt.tenant, attempt.id, current_lease_number, path)
+        blob_key = keys.artifact_key(attempt.tenant, attempt.id, current_lease_number, path)
         max_bytes = await self._disk.run(lambda: self._artifact_limit(attempt, current_lease_number, path))
         max_bytes = await self._within_quota(attempt.tenant, max_bytes, request)
-        async with self._received_body(request, max_bytes) as (file, stored):
+        async with self._received_body(request, max_bytes) as (file, blob_stat):
             await self._message_handlers.leased_attempt(runner, request.lease_id())
-            await self._disk.run(lambda: self._blobs.put(key, file))
-        await self._delete_if_lease_lost(runner, request, key)
-        self._count_stored(attempt.tenant, stored.bytes)
+            await self._disk.run(lambda: self._blobs.put(blob_key, file))
+        await self._delete_if_lease_lost(runner, request, blob_key)
+        self._count_stored(attempt.tenant, blob_stat.bytes)
         uri = keys.artifact_uri(attempt.id, current_lease_number, path)
-        return StoredArtifact(uri=uri, bytes=stored.bytes, sha256=stored.sha256)
+        return StoredArtifact(uri=uri, bytes=blob_stat.bytes, sha256=blob_stat.sha256)
 
     def _artifact_limit(self, attempt: Attempt, current_lease_number: int, path: str) -> int:
-        """Return how large this artifact may be. Uploads at the same moment do not count for each other."""
+        """Return how many bytes this artifact may have. Raises `Refused` if the lease has stored too many files.
+
+        Uploads at the same moment do not count for each other. Before the first upload of a later lease, the artifacts
+        of earlier leases are deleted.
+        """
         artifacts = keys.artifacts(self._blobs, attempt.tenant, attempt.id, current_lease_number)
         if not artifacts and current_lease_number > 1:
             keys.remove_lost_artifacts(self._blobs, attempt.tenant, attempt.id, current_lease_number)
@@ -212,53 +218,56 @@ class UploadHandlers:
         )
 
     async def _store_cache(self, runner: Runner, attempt: Attempt, cache_key: str, request: Request) -> StoredCache:
-        key = keys.cache_key(attempt.tenant, job_spec(attempt).cache_scope, cache_key)
-        existing = await self._disk.run(lambda: self._blobs.stat(key))
+        blob_key = keys.cache_key(attempt.tenant, job_spec(attempt).cache_scope, cache_key)
+        existing = await self._disk.run(lambda: self._blobs.stat(blob_key))
         if existing is not None:
             async for _ in request.chunks(self._limits.cache_bytes):
                 pass  # Clients send the whole body before they read the response.
             return StoredCache(stored=False, bytes=existing.bytes, sha256=existing.sha256)
-        limit = await self._within_quota(attempt.tenant, self._limits.cache_bytes, request)
-        async with self._received_body(request, limit) as (file, stored):
+        max_bytes = await self._within_quota(attempt.tenant, self._limits.cache_bytes, request)
+        async with self._received_body(request, max_bytes) as (file, blob_stat):
             await self._message_handlers.leased_attempt(runner, request.lease_id())
-            is_first = await self._disk.run(lambda: self._blobs.put_if_absent(key, file)) is not None
+            is_first = await self._disk.run(lambda: self._blobs.put_if_absent(blob_key, file)) is not None
         if is_first:
-            await self._delete_if_lease_lost(runner, request, key)
-            self._count_stored(attempt.tenant, stored.bytes)
+            await self._delete_if_lease_lost(runner, request, blob_key)
+            self._count_stored(attempt.tenant, blob_stat.bytes)
             scope = job_spec(attempt).cache_scope
             await self._disk.run(lambda: self._needs.remember_cache(attempt.tenant, scope, cache_key))
-        return StoredCache(stored=is_first, bytes=stored.bytes, sha256=stored.sha256)
+        return StoredCache(stored=is_first, bytes=blob_stat.bytes, sha256=blob_stat.sha256)
 
     # -- bodies
 
-    async def _within_quota(self, tenant: str, limit: int, request: Request) -> int:
-        """Return `limit`, or fewer bytes if the tenant's quota does not allow that many."""
+    async def _within_quota(self, tenant: str, max_bytes: int, request: Request) -> int:
+        """Return `max_bytes`, or fewer if the tenant's quota does not allow that many.
+
+        Raises `Refused` if the body that the request announces exceeds the quota.
+        """
         remaining = await self._quota.remaining_bytes(tenant) if self._quota is not None else None
         if remaining is None:
-            return limit
+            return max_bytes
         content_length = request.header(b"content-length")
         if remaining == 0 or (
-            content_length.isdecimal() and len(content_length) < 16 and remaining < int(content_length) <= limit
+            content_length.isdecimal() and len(content_length) < 16 and remaining < int(content_length) <= max_bytes
         ):
             raise Refused(
                 "too_large", f"the tenant may store {remaining} more bytes of artifacts and caches; remove some"
             )
-        return min(limit, remaining)
+        return min(max_bytes, remaining)
 
     def _count_stored(self, tenant: str, size: int) -> None:
         if self._quota is not None:
             self._quota.add_stored_bytes(tenant, size)
 
-    async def _delete_if_lease_lost(self, runner: Runner, request: Request, key: str) -> None:
+    async def _delete_if_lease_lost(self, runner: Runner, request: Request, blob_key: str) -> None:
         """Check the lease after an upload. If it was lost, delete the uploaded blob and raise `StaleLease`."""
         try:
             await self._message_handlers.leased_attempt(runner, request.lease_id())
         except StaleLease:
-            await self._disk.run(lambda: self._blobs.delete(key))
+            await self._disk.run(lambda: self._blobs.delete(blob_key))
             raise
 
     @asynccontextmanager
-    async def _received_body(self, request: Request, limit: int) -> AsyncIterator[tuple[BinaryIO, BlobStat]]:
+    async def _received_body(self, request: Request, max_bytes: int) -> AsyncIterator[tuple[BinaryIO, BlobStat]]:
         """Receive the whole body into an unnamed temporary file. Yield the file, with the size and hash of the body."""
         expected_digest = request.digest()
         if self._running >= MAX_RUNNING:
@@ -266,11 +275,11 @@ class UploadHandlers:
         self._running += 1
         try:
             with await self._disk.run(self._temporary_file) as file:
-                stored = await self._receive_into(request, limit, file)
-                if expected_digest is not None and expected_digest.lower() != stored.sha256:
+                blob_stat = await self._receive_into(request, max_bytes, file)
+                if expected_digest is not None and expected_digest.lower() != blob_stat.sha256:
                     raise Refused("bad_request", f"the body is not what {SHA256_HEADER} says; send it again")
                 file.seek(0)
-                yield file, stored
+                yield file, blob_stat
         finally:
             self._running -= 1
 
@@ -278,7 +287,7 @@ class UploadHandlers:
         self._folder.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryFile(dir=self._folder)
 
-    async def _receive_into(self, request: Request, limit: int, file: BinaryIO) -> BlobStat:
+    async def _receive_into(self, request: Request, max_bytes: int, file: BinaryIO) -> BlobStat:
         digest, size = hashlib.sha256(), 0
         buffer: list[bytes] = []
         buffered_bytes = 0
@@ -289,7 +298,7 @@ class UploadHandlers:
                 digest.update(chunk)
                 file.write(chunk)
 
-        chunks = request.chunks(limit)
+        chunks = request.chunks(max_bytes)
         while (chunk := await _next_chunk(chunks)) is not None:
             buffer.append(chunk)
             buffered_bytes += len(chunk)
@@ -300,8 +309,8 @@ class UploadHandlers:
         await self._disk.run(write)
         return BlobStat(size, digest.hexdigest())
 
-    async def _read_chunks(self, key: str) -> AsyncIterator[bytes]:
-        chunks: Iterator[bytes] = keys.read_all(self._blobs, key)
+    async def _read_chunks(self, blob_key: str) -> AsyncIterator[bytes]:
+        chunks: Iterator[bytes] = keys.read_all(self._blobs, blob_key)
         while (chunk := await self._disk.run(lambda: next(chunks, None))) is not None:
             yield chunk
 

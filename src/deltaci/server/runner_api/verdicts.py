@@ -11,7 +11,10 @@ from deltaci.protocol.rule_results import describe_failed
 
 
 def validation_verdict(complete: Complete, spec: JobSpec) -> Verdict | None:
-    """Return the verdict on a successful attempt, or None if there are no rules that the runner checks."""
+    """Return the verdict on a successful attempt's validation rules.
+
+    Return None if there are no rules that the runner checks, or if the job was skipped.
+    """
     if complete.is_skipped and spec.condition:
         return None  # The job was skipped, so there is nothing to validate.
     rules, verdicts = [rule for rule in spec.rules if not rule.is_checked_by_server], complete.verdicts or []

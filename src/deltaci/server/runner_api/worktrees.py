@@ -56,8 +56,8 @@ class _Start(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """Return the name of the bundle file with the commits from base to tip."""
-        text = f"{self.builder.mirror.folder.name}\n{self.base}\n{self.tip}"
-        return hashlib.sha256(text.encode()).hexdigest() + SUFFIX
+        hashed_text = f"{self.builder.mirror.folder.name}\n{self.base}\n{self.tip}"
+        return hashlib.sha256(hashed_text.encode()).hexdigest() + SUFFIX
 
 
 class WorktreeHandlers:
@@ -221,8 +221,8 @@ def _prune(folder: Path, keep: Path) -> None:
                 path.unlink(missing_ok=True)
             continue
         bundles.append((status.st_mtime, status.st_size, path))
-    total = 0
-    for number, (_, size, path) in enumerate(sorted(bundles, reverse=True)):
-        total += size
-        if path != keep and (number >= MAX_BUNDLES or total > MAX_BUNDLE_BYTES):
+    total_bytes = 0
+    for index, (_, size, path) in enumerate(sorted(bundles, reverse=True)):
+        total_bytes += size
+        if path != keep and (index >= MAX_BUNDLES or total_bytes > MAX_BUNDLE_BYTES):
             path.unlink(missing_ok=True)

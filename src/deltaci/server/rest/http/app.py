@@ -140,7 +140,7 @@ SessionLookup = Callable[[Request], Awaitable[Caller | None]]
 
 
 class ApiApp:
-    """Serves /api/v1.
+    """The ASGI application for /api/v1.
 
     `session_caller` returns the caller of a request with a session of the web interface, or None for any other request.
     """
@@ -150,7 +150,7 @@ class ApiApp:
         self.session_caller: SessionLookup | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one HTTP request."""
+        """Handle one HTTP request and send the response. An exception becomes a problem document."""
         request = Request(scope, receive)
         # Not a secret: reading system randomness would release the interpreter lock and let a computing thread take it.
         request.id = request_id = f"{random.getrandbits(64):016x}"

@@ -42,7 +42,7 @@ def parse_query(query: bytes, query_type: type[Query]) -> Query:
 
 
 def parse_number(text: str) -> int | str:
-    """Return an integer, or the text itself if it is none."""
+    """Return the text as an integer, or unchanged if it is not one."""
     return int(text) if _NUMBER.fullmatch(text) else text
 
 

@@ -71,7 +71,7 @@ def _child_types(annotation: Any, name: str | None) -> Iterator[Any]:
 
 @cache
 def _fields(annotation: Any) -> dict[str, Any]:
-    """Return the types of the fields of a struct by their names in JSON; nothing for another type."""
+    """Return the types of the fields of a struct by their names in JSON; an empty dict for another type."""
     if not (isinstance(annotation, type) and issubclass(annotation, msgspec.Struct)):
         return {}
     hints = get_type_hints(annotation, include_extras=True)
