@@ -14,8 +14,9 @@ from chaos.deployment import Deployment
 from chaos.rows import p99
 from deltaci.conformance.http_client import HttpClient
 from deltaci.conformance.scripted_runner import HeldLease
+from deltaci.core.errors import Unreachable
 from deltaci.protocol.messages import Heartbeat, HeartbeatAck
-from deltaci.runner.client import RunnerClient, Unreachable
+from deltaci.runner.client import RunnerClient
 
 EACH_SECONDS: Final = 0.1
 

@@ -19,10 +19,10 @@ from chaos.deployment import Deployment
 from chaos.workload import TENANT, Workload
 from deltaci.app import registration_token
 from deltaci.core import attempt, ids
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.engine.queue import NewJob
 from deltaci.protocol import messages as wire
-from deltaci.runner.client import RunnerClient, Unreachable
+from deltaci.runner.client import RunnerClient
 
 RETRY_SECONDS: Final = 0.02
 WAIT_SECONDS: Final = 1.0

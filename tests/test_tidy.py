@@ -36,7 +36,7 @@ SEES: dict[str, set[str]] = {
     "server": BELOW_SERVER,
     "app": BELOW_SERVER | {"server"},
     "runner": {"core", "protocol", "git", "pipeline"},
-    "conformance": {"protocol", "api"},
+    "conformance": {"core", "protocol", "api"},
     "client": {"api", "core"},
     "simulation": BELOW_SERVER | {"server", "runner"},
     "local": {"core", "protocol", "engine", "storage", "pipeline", "git", "app", "server", "runner"},

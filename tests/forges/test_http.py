@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import trustme
 
-from deltaci.forges.http import ForgeHttpClient, NotAllowed, Unreachable, retry_after_seconds
+from deltaci.core.errors import Unreachable
+from deltaci.forges.http import ForgeHttpClient, NotAllowed, retry_after_seconds
 from deltaci.forges.status_decisions import ForgeRequest, ForgeResponse
 from tests.contract.backends import on_loop
 from tests.forges.fake_forge import FakeForge, PlannedResponse

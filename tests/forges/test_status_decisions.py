@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaci.core import run
-from deltaci.forges.http import ForgeHttpClient, Unreachable
+from deltaci.core.errors import Unreachable
+from deltaci.forges.http import ForgeHttpClient
 from deltaci.forges.status_decisions import (
     CheckLater,
     ForgeRequest,

@@ -13,10 +13,10 @@ from typing import Any, Final
 import pytest
 from hypothesis import strategies as st
 
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.protocol import messages as wire
 from deltaci.protocol.examples import DOCUMENT_EXAMPLES, OWN_EXAMPLES
-from deltaci.runner.client import RunnerClient, Unreachable
+from deltaci.runner.client import RunnerClient
 from tests.fuzz.json_texts import mutated
 from tests.fuzz.profile import fuzzed
 

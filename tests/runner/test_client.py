@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.protocol.messages import JobSpec, LeaseRequest
-from deltaci.runner.client import PART_BYTES, RunnerClient, Unreachable
+from deltaci.runner.client import PART_BYTES, RunnerClient
 from deltaci.runner.log.sections import SectionWriter, sections
 from deltaci.runner.registration import CREDENTIAL_FILE, CredentialProvider, NoCredential
 from deltaci.runner.sandbox import Executors

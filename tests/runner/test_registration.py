@@ -14,10 +14,9 @@ import pytest
 
 from deltaci.app import KEY_FILE
 from deltaci.core import worker
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.core.worker import Worker
 from deltaci.protocol.messages import Registered
-from deltaci.runner.client import Unreachable
 from deltaci.runner.registration import CREDENTIAL_FILE, REQUEST_FILE, CredentialProvider, NoCredential, read_token
 from deltaci.runner.tls import TlsConfig
 from deltaci.server.auth.credentials import Signer, load_server_key

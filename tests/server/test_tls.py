@@ -13,10 +13,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deltaci.core import worker
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.core.worker import Worker
 from deltaci.protocol import messages as wire
-from deltaci.runner.client import Unreachable
 from deltaci.runner.tls import InvalidTlsFiles, TlsConfig
 from deltaci.server.tls import Peer, server_context
 from tests.contract.backends import on_loop

@@ -9,6 +9,7 @@ import msgspec
 
 from deltaci.api.routes import REQUEST_ID_HEADER
 from deltaci.api.schemas import records as api
+from deltaci.core import errors
 from deltaci.core.text import plain_line
 
 UNEXPECTED: Final = "unexpected_answer"
@@ -24,7 +25,7 @@ class ClientError(Exception):
     """The base class of the client's errors: a call failed."""
 
 
-class Unreachable(ClientError):
+class Unreachable(ClientError, errors.Unreachable):
     """No response arrived: the connection failed, broke, or timed out.
 
     `is_unheard` is true if no connection was made, so that the server cannot have changed anything.

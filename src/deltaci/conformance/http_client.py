@@ -8,13 +8,10 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
+from deltaci.core.errors import Unreachable
 from deltaci.protocol.routes import ROOT
 
 TIMEOUT_SECONDS: Final = 15.0
-
-
-class ServerUnreachable(Exception):
-    """The server did not answer."""
 
 
 class Reply(NamedTuple):
@@ -66,7 +63,7 @@ class HttpClient:
             with connection.getresponse() as response:
                 return Reply(response.status, _decode_body(response.read()))
         except (OSError, http.client.HTTPException) as error:
-            raise ServerUnreachable(f"no answer to {method} {name}: {type(error).__name__}: {error}") from error
+            raise Unreachable(f"no answer to {method} {name}: {type(error).__name__}: {error}") from error
         finally:
             connection.close()
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.conformance.http_client import HttpClient, Reply, ServerUnreachable
+from deltaci.conformance.http_client import HttpClient, Reply
 from deltaci.conformance.results import FAIL, NOT_SHOWN, PASS, CheckResult
 from deltaci.conformance.scripted_runner import (
     LARGE_SPEC,
@@ -27,6 +27,7 @@ from deltaci.conformance.scripted_runner import (
     decode,
     expect,
 )
+from deltaci.core.errors import Unreachable
 from deltaci.protocol import messages as wire
 
 MIN_SECRET_CHARS: Final = 22  # 128 bits in base64.
@@ -412,7 +413,7 @@ class ServerChecks:
     def finish(self) -> None:
         """Accept and complete every job whose lease the kit still holds."""
         for lease in (*self._unused, *([self._live] if self._live else [])):
-            with suppress(ServerUnreachable):
+            with suppress(Unreachable):
                 lease.send("AckLease")
                 lease.send("Complete")
 
@@ -527,5 +528,5 @@ def _run(check: ServerCheck, checks: ServerChecks) -> CheckResult:
         return CheckResult(check.id, check.title, PASS, check.run(checks))
     except NotCheckable as reason:
         return CheckResult(check.id, check.title, NOT_SHOWN, str(reason))
-    except (CheckFailed, ServerUnreachable) as evidence:
+    except (CheckFailed, Unreachable) as evidence:
         return CheckResult(check.id, check.title, FAIL, str(evidence))

@@ -19,11 +19,12 @@ from typing import Final
 import msgspec
 
 from deltaci.core import run
+from deltaci.core.errors import Unreachable
 from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.engine.requests import Overloaded
 from deltaci.forges import STATUS_APIS, delivery_dedupe
 from deltaci.forges.github_app import AppTokens
-from deltaci.forges.http import ForgeHttpClient, NotAllowed, Unreachable
+from deltaci.forges.http import ForgeHttpClient, NotAllowed
 from deltaci.forges.projects import ForgeProject, ForgeProjects, OriginTargets, StatusTarget, StatusTargets
 from deltaci.forges.reports import ReportBuilder
 from deltaci.forges.status_decisions import (

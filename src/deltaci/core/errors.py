@@ -2,7 +2,7 @@
 
 `Refused` and its subclasses are errors of the caller: nothing changed, the code is stable, and the message names
 the actual value, the expected one and the next step. `InvariantBroken` is a bug of this program: it is raised and
-never caught.
+never caught. `Unreachable` is an error of a connection: the same call may succeed later.
 """
 
 from __future__ import annotations
@@ -100,3 +100,7 @@ class NotLoaded(Exception):
         super().__init__(f"not loaded: {', '.join(ids) or 'the jobs of ' + jobs_of}")
         self.ids = ids
         self.jobs_of = jobs_of
+
+
+class Unreachable(Exception):
+    """A server, a forge or a store did not answer correctly. It may have carried out the request: repeat it."""

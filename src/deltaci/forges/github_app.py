@@ -17,7 +17,8 @@ from urllib.parse import quote
 import msgspec
 from msgspec.structs import replace
 
-from deltaci.forges.http import ForgeHttpClient, NotAllowed, Unreachable
+from deltaci.core.errors import Unreachable
+from deltaci.forges.http import ForgeHttpClient, NotAllowed
 from deltaci.forges.projects import ForgeProject
 from deltaci.forges.status_decisions import ForgeRequest, is_refusal
 

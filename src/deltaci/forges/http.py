@@ -16,6 +16,7 @@ import httpx
 import msgspec
 
 from deltaci import __version__
+from deltaci.core.errors import Unreachable
 from deltaci.core.text import plain_line
 from deltaci.forges.status_decisions import ForgeRequest, ForgeResponse
 from deltaci.git.url_policy import is_public
@@ -28,10 +29,6 @@ MAX_CONNECTIONS: Final = 64
 
 class NotAllowed(Exception):
     """The request must not be sent: its address is not allowed, or its token is malformed."""
-
-
-class Unreachable(Exception):
-    """There was no valid response. Whether the forge received the request is unknown."""
 
 
 class _CreatedResource(msgspec.Struct, frozen=True):

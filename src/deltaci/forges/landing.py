@@ -13,9 +13,10 @@ from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from typing import Final, Protocol
 
+from deltaci.core.errors import Unreachable
 from deltaci.forges.fast_forward import FAST_FORWARDERS, BranchMove, FastForwarder, FastForwardError, RepositoryApi
 from deltaci.forges.github_app import AppTokens
-from deltaci.forges.http import ForgeHttpClient, NotAllowed, Unreachable
+from deltaci.forges.http import ForgeHttpClient, NotAllowed
 from deltaci.forges.projects import ForgeProject, ForgeProjects
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import BRANCH_REFS, BranchMoved, CommitBuilder

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from deltaci.core.backoff import Backoff
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import CancelRequested, LeaseGranted, Registered
 from deltaci.protocol.nats_client import NatsAddress
 from deltaci.protocol.responses import LeaseResponse
-from deltaci.runner.client import Unreachable
 from deltaci.runner.control_channel import ControlChannel
 from deltaci.runner.job import JobRunner
 from deltaci.runner.lease.keeper import Cancel, KeeperCommand, Lost, NewToken, Ready

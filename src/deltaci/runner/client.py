@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from deltaci.core.errors import CODES, Refused
+from deltaci.core.errors import CODES, Refused, Unreachable
 from deltaci.core.text import plain_line
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import LeaseGranted, Problem, Registered, Registration, RunnerMessage, ServerMessage
@@ -42,10 +42,6 @@ MAX_RESPONSE_BYTES: Final = 128 * 1024**2  # A thousand leases with their job sp
 MAX_MESSAGE: Final = 2000
 
 T = TypeVar("T")
-
-
-class Unreachable(Exception):
-    """The server did not answer. It may have received the request, so the request must be repeated."""
 
 
 class Uploaded(msgspec.Struct, frozen=True):

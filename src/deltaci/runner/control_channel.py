@@ -15,9 +15,9 @@ from contextlib import suppress
 from typing import Final
 
 from deltaci.core.backoff import Backoff
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.protocol.messages import CancelRequested, ControlRequest
-from deltaci.runner.client import RunnerClient, Unreachable
+from deltaci.runner.client import RunnerClient
 
 WAIT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 1.0

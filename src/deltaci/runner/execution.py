@@ -13,11 +13,10 @@ from typing import Any
 
 from msgspec import structs
 
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.protocol.messages import ArtifactRule, JobSpec
 from deltaci.protocol.responses import NeededJob
 from deltaci.runner.actions.context import JobContext, StepFailed
-from deltaci.runner.client import Unreachable
 from deltaci.runner.log.job_log import JobLog
 from deltaci.runner.log.sections import PREPARE_TREE, UPLOAD_ARTIFACTS
 from deltaci.runner.result import JobResult, error_code_of

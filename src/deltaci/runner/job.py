@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from deltaci.core.backoff import Backoff
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.core.text import plain_line
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import (
@@ -32,7 +32,7 @@ from deltaci.protocol.messages import (
     ServerMessage,
     Timings,
 )
-from deltaci.runner.client import RunnerClient, Unreachable
+from deltaci.runner.client import RunnerClient
 from deltaci.runner.execution import JobExecution
 from deltaci.runner.lease.keeper import (
     Cancel,

@@ -16,10 +16,9 @@ from typing import Final
 
 import msgspec
 
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import Registered
-from deltaci.runner.client import Unreachable
 from deltaci.runner.runtime import Runtime
 from deltaci.runner.tls import TlsConfig
 

@@ -12,8 +12,8 @@ from hashlib import sha256
 from typing import Any, BinaryIO, Final, TypeVar
 
 from deltaci.core.backoff import Backoff
-from deltaci.core.errors import Refused
-from deltaci.runner.client import RunnerClient, Unreachable, Uploaded
+from deltaci.core.errors import Refused, Unreachable
+from deltaci.runner.client import RunnerClient, Uploaded
 
 PART_BYTES: Final = 1024 * 1024
 FIRST_PAUSE_SECONDS: Final = 0.2

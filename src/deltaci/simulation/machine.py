@@ -16,9 +16,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.protocol.messages import Heartbeat, Limits
-from deltaci.runner.client import RunnerClient, Unreachable
+from deltaci.runner.client import RunnerClient
 from deltaci.runner.lease.heartbeat import Answers
 from deltaci.runner.lease.keeper import MAX_OVERRUN_SECONDS, Hold, KeeperCommand, KeeperEvent, LeaseKeeper, Ready
 from deltaci.runner.lease.log_recovery import UnsentLog, send_logs

@@ -10,10 +10,9 @@ from typing import Final
 
 import msgspec
 
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.protocol.messages import Complete, encode
 from deltaci.runner.agent import Agent, KeeperDied
-from deltaci.runner.client import Unreachable
 from deltaci.runner.registration import CredentialProvider
 from deltaci.server.auth.credentials import Signer
 from deltaci.simulation.machine import CALL_SECONDS, KILLED, URL, SimMachine, parse_lease_id

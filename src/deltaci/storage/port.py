@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from deltaci.core.attempt import Attempt
+from deltaci.core.errors import Unreachable
 from deltaci.core.events import Event
 from deltaci.core.job import Job
 from deltaci.core.listing import ListKey
@@ -288,7 +289,7 @@ class Conflict(Exception):
         self.ids = ids
 
 
-class Unavailable(Exception):
+class Unavailable(Unreachable):
     """Raised if the store cannot be used now.
 
     The last transaction may have been committed: repeat it with its request ids.

@@ -25,7 +25,7 @@ FAULT = ""
 PAUSE, POOL = threading.Event(), ThreadPoolExecutor(1)
 
 
-class ServerUnreachable(Exception):
+class Unreachable(Exception):
     """The server did not answer, or with a 5xx status."""
 
 
@@ -60,11 +60,11 @@ class Server:
             answer = connection.getresponse()
             status, content = answer.status, answer.read()  # 409 with StaleLease is a normal answer.
         except (OSError, http.client.HTTPException) as error:
-            raise ServerUnreachable from error
+            raise Unreachable from error
         finally:
             connection.close()
         if status >= 500:
-            raise ServerUnreachable
+            raise Unreachable
         return json.loads(content)
 
 
@@ -105,7 +105,7 @@ class Job:
         while (not self.is_lost and time.monotonic() < self.valid_until) or FAULT in ("late", "zombie"):
             try:
                 return call(*arguments, **fields)
-            except ServerUnreachable:
+            except Unreachable:
                 if FAULT == "gives-up":
                     break
                 PAUSE.wait(0.2)
@@ -121,7 +121,7 @@ class Job:
                 continue
             try:
                 answer = self.send("Heartbeat", ts=now())
-            except ServerUnreachable:
+            except Unreachable:
                 answer, pause = {}, 0.2
             if answer.get("extend_lease"):
                 self.valid_until = sent_at + answer["new_lease_ttl_seconds"] - MARGIN_SECONDS
@@ -196,7 +196,7 @@ def main() -> None:
     server = Server(os.environ["DELTACI_SERVER"], os.environ["DELTACI_TOKEN"])
     lease_request = {"type": "Lease", "runner_id": server.runner_id, "wait_seconds": 2}
     while True:
-        with suppress(ServerUnreachable):
+        with suppress(Unreachable):
             for granted in server.call("POST", "lease", lease_request)["leases"]:
                 Job(server, granted, Path(os.environ["DELTACI_WORK"])).run()
         PAUSE.wait(0.05)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.protocol.messages import HeartbeatAck, Problem, Progress, RunnerMessage, ServerMessage
-from deltaci.runner.client import RunnerClient, Unreachable
+from deltaci.runner.client import RunnerClient
 from deltaci.runner.lease.keeper import Confirmed, Hold, KeeperEvent, LeaseKeeper, Lost, Release
 from deltaci.runner.lease.log_recovery import NO_FILE, UnsentLog, open_log, send_unsent_logs
 from deltaci.runner.log.stream import LogStream

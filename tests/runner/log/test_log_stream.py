@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from deltaci.core.errors import Refused
-from deltaci.runner.client import RunnerClient, Unreachable
+from deltaci.core.errors import Refused, Unreachable
+from deltaci.runner.client import RunnerClient
 from deltaci.runner.log.sections import SectionWriter, new_nonce
 from deltaci.runner.log.stream import CHUNK_BYTES, TAIL_LINES, LogStream
 from tests.contract.backends import on_loop

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deltaci.runner.client import Unreachable
+from deltaci.core.errors import Unreachable
 from deltaci.runner.workspace import caches as caches_module
 from deltaci.runner.workspace.caches import Caches
 from deltaci.runner.workspace.layout import layout_for

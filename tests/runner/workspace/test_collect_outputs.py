@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from deltaci.core.errors import Unreachable
 from deltaci.protocol import junit
 from deltaci.protocol import messages as wire
 from deltaci.runner import transfers
-from deltaci.runner.client import Unreachable
 from deltaci.runner.result import resource_usage, shrink_to_limit
 from deltaci.runner.sandbox import Exit
 from deltaci.runner.transfers import JobStopped

@@ -13,10 +13,9 @@ from typing import Annotated, Final
 import typer
 
 from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.engine import event_loop
 from deltaci.runner.agent import Agent, KeeperDied, RunnerRemoved
-from deltaci.runner.client import Unreachable
 from deltaci.runner.registration import CredentialProvider, NoCredential, read_token
 from deltaci.runner.tls import InvalidTlsFiles, TlsConfig
 

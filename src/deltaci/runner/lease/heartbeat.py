@@ -15,9 +15,9 @@ from typing import Protocol
 
 import msgspec
 
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.protocol.messages import Heartbeat, Problem, ServerMessage
-from deltaci.runner.client import RunnerClient, Unreachable
+from deltaci.runner.client import RunnerClient
 
 Answers = list[ServerMessage | Problem]
 

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from deltaci.core.errors import Refused
-from deltaci.runner.client import RunnerClient, Unreachable
+from deltaci.core.errors import Refused, Unreachable
+from deltaci.runner.client import RunnerClient
 from deltaci.runner.sandbox.supervisor import boottime
 
 CHUNK_BYTES: Final = 1024 * 1024

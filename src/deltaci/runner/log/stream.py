@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from deltaci.core.backoff import Backoff
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.protocol.messages import MAX_LOG_BYTES
-from deltaci.runner.client import RunnerClient, Unreachable
+from deltaci.runner.client import RunnerClient
 from deltaci.runner.log.sections import looks_like_marker
 
 CHUNK_BYTES: Final = 1024 * 1024

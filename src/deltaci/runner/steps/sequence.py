@@ -12,11 +12,10 @@ from typing import Any, Final, TypeVar
 
 from msgspec import structs
 
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.protocol.messages import CacheRule, Step, StepResult
 from deltaci.runner.actions.context import Action, JobContext, StepFailed
 from deltaci.runner.actions.registry import ACTIONS
-from deltaci.runner.client import Unreachable
 from deltaci.runner.log.sections import RESTORE_CACHES
 from deltaci.runner.result import JobResult, error_code_of
 from deltaci.runner.sandbox import CellFailed, Exit

@@ -17,9 +17,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.protocol.messages import MAX_CACHE_BYTES, CacheRule
-from deltaci.runner.client import Unreachable
 from deltaci.runner.log.job_log import JobLog
 from deltaci.runner.transfers import Transfers
 from deltaci.runner.workspace.archive import inner_path, move_if_absent, pack, unpack

@@ -20,7 +20,7 @@ from typing import BinaryIO, Final, Protocol
 
 import msgspec
 
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.storage.blobs.disk_reserve import check_free_space
 
 MAX_KEY_BYTES: Final = 900
@@ -47,7 +47,7 @@ class BlobEntry(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class BlobStoreUnavailable(Exception):
+class BlobStoreUnavailable(Unreachable):
     """Raised if the store failed to answer. It is unknown whether the request was carried out: repeat it."""
 
 

@@ -12,12 +12,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.git.repository import is_commit
 from deltaci.protocol.job_spec import Worktree
 from deltaci.protocol.messages import MAX_TREE_BYTES, Artifact, ArtifactRule
 from deltaci.runner.actions.context import JobContext
-from deltaci.runner.client import Unreachable
 from deltaci.runner.log.sections import HAND_OVER
 from deltaci.runner.transfers import PATIENCE_SECONDS
 from deltaci.runner.workspace.artifacts import ArtifactFile, escape_pattern, find_files, open_file

@@ -11,14 +11,14 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.git.command import GitFailed
 from deltaci.protocol.job_spec import Source, Worktree
 from deltaci.protocol.messages import MAX_TREE_BYTES
 from deltaci.protocol.responses import WorktreeStart
 from deltaci.runner.actions.checkout import CODE, open_remote
 from deltaci.runner.actions.context import JobContext, StepFailed
-from deltaci.runner.client import RunnerClient, Unreachable
+from deltaci.runner.client import RunnerClient
 from deltaci.runner.transfers import PATIENCE_SECONDS
 from deltaci.runner.workspace.source_policy import check_commit
 from deltaci.runner.workspace.worktrees.exact_checkout import check_out_exactly, create_git_dir

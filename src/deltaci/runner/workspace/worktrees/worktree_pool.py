@@ -23,10 +23,9 @@ from typing import Final
 
 import msgspec
 
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, Unreachable
 from deltaci.protocol.job_spec import Name, Worktree
 from deltaci.protocol.messages import MAX_STREAMS
-from deltaci.runner.client import Unreachable
 from deltaci.runner.sandbox.cell import BindMount, CellFailed
 from deltaci.runner.workspace.folders import open_folder
 from deltaci.runner.workspace.safe_fs import remove_entry
