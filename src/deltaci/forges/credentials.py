@@ -23,7 +23,7 @@ from deltaci.storage.blobs.store import BlobStoreUnavailable
 CACHE_SECONDS: Final = 10.0
 MAX_CACHED: Final = 1000
 _SCP_URL: Final = re.compile(r"(?:[^@/:]+@)?([^:/@]+):(?!//)(.+)")  # git@example.org:owner/name.git
-# A GitHub App in place of a token: its id, its installation, and its private key.
+# A GitHub App in place of a token: the ids of the App and its installation, and the App's private key.
 _APP: Final = re.compile(r"app:([\w.-]{1,100}):(\d{1,20})\s+(-----BEGIN .+)", re.DOTALL)
 
 LOGGER: Final = logging.getLogger(__name__)

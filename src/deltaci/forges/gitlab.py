@@ -33,7 +33,7 @@ from deltaci.forges.webhook_event import (
 )
 
 API: Final = "https://gitlab.com/api/v4"
-SIGNING_PREFIX: Final = "whsec_"  # Of a signing token; the key follows in base64.
+SIGNING_PREFIX: Final = "whsec_"  # Begins a signing token; the key follows in base64.
 MAX_SIGNATURES: Final = 10
 MAX_COMMITS: Final = 100
 _ACTIONS: Final = {"open": "opened", "reopen": "reopened", "close": "closed", "merge": "closed"}

@@ -21,7 +21,7 @@ from deltaci.core.text import plain_line
 from deltaci.forges.status_decisions import ForgeRequest, ForgeResponse
 from deltaci.git.url_policy import is_public
 
-REQUEST_SECONDS: Final = 10.0  # For a whole request, including the response.
+REQUEST_SECONDS: Final = 10.0  # The longest time for a request and its response.
 MAX_RESPONSE_BYTES: Final = 64 * 1024
 MAX_EXCERPT: Final = 200
 MAX_CONNECTIONS: Final = 64

@@ -29,8 +29,10 @@ LOGGER: Final = logging.getLogger(__name__)
 class Landing(Protocol):
     """Moves a branch of a repository to a tested commit."""
 
-    async def land(self, project: Repository, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
-        """Move the branch from exactly `expected` to the commit, which descends from it.
+    async def land(
+        self, project: Repository, builder: CommitBuilder, branch: str, commit: str, expected_tip: str
+    ) -> None:
+        """Move the branch from exactly `expected_tip` to the commit, which descends from it.
 
         Repeating the call after success has no effect. Raises `BranchMoved` if the branch is at another commit, and
         `GitFailed` if it cannot be moved now; in both cases the branch was not moved.
@@ -38,11 +40,13 @@ class Landing(Protocol):
 
 
 class PushLanding:
-    """Moves the branch by a push, which the repository refuses if its branch is not at `expected`."""
+    """Moves the branch by a push, which the repository refuses if its branch is not at `expected_tip`."""
 
-    async def land(self, project: Repository, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
+    async def land(
+        self, project: Repository, builder: CommitBuilder, branch: str, commit: str, expected_tip: str
+    ) -> None:
         """Push the commit to the branch."""
-        await builder.push(branch, commit, expected)
+        await builder.push(branch, commit, expected_tip)
 
 
 class ForgeLanding:
@@ -61,8 +65,10 @@ class ForgeLanding:
         self._sleep = sleep
         self._app_tokens = AppTokens(client)
 
-    async def land(self, project: Repository, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
-        """Move the branch from exactly `expected` to the commit, which descends from it.
+    async def land(
+        self, project: Repository, builder: CommitBuilder, branch: str, commit: str, expected_tip: str
+    ) -> None:
+        """Move the branch from exactly `expected_tip` to the commit, which descends from it.
 
         Raises `BranchMoved` if the branch is at another commit, and `GitFailed` if it cannot be moved now.
         """
@@ -70,7 +76,7 @@ class ForgeLanding:
         has_access = forge_project is not None and forge_project.api_token and forge_project.repository
         forwarder = FAST_FORWARDERS.get(forge_project.forge) if forge_project is not None and has_access else None
         if forge_project is None or forwarder is None:
-            await self._fallback.land(project, builder, branch, commit, expected)
+            await self._fallback.land(project, builder, branch, commit, expected_tip)
             return
         move = BranchMove(branch, commit, temporary_branch(branch, commit))
         try:
@@ -79,20 +85,20 @@ class ForgeLanding:
         except (FastForwardError, NotAllowed, Unreachable) as error:
             raise self._git_error(forge_project, branch, error) from None
         if is_supported:
-            await self._land(forwarder, api, builder, move, expected)
+            await self._land(forwarder, api, builder, move, expected_tip)
         else:
-            await self._fallback.land(project, builder, branch, commit, expected)
+            await self._fallback.land(project, builder, branch, commit, expected_tip)
 
     async def _land(
-        self, forwarder: FastForwarder, api: RepositoryApi, builder: CommitBuilder, move: BranchMove, expected: str
+        self, forwarder: FastForwarder, api: RepositoryApi, builder: CommitBuilder, move: BranchMove, expected_tip: str
     ) -> None:
         tip = await _branch_tip(builder, move.branch)
-        if tip not in (move.commit, expected):
+        if tip not in (move.commit, expected_tip):
             raise BranchMoved(tip)
         try:
             if tip != move.commit:
                 await builder.push(move.source_branch, move.commit, "")
-                await self._move(forwarder, api, builder, move, expected)
+                await self._move(forwarder, api, builder, move, expected_tip)
         except GitFailed as error:
             if not error.is_transient:  # The next try uses the branch and the pull request.
                 await self._clean_up(forwarder, api, move)
@@ -103,7 +109,7 @@ class ForgeLanding:
         await self._clean_up(forwarder, api, move)
 
     async def _move(
-        self, forwarder: FastForwarder, api: RepositoryApi, builder: CommitBuilder, move: BranchMove, expected: str
+        self, forwarder: FastForwarder, api: RepositoryApi, builder: CommitBuilder, move: BranchMove, expected_tip: str
     ) -> None:
         forge_error: GitFailed | None = None
         try:
@@ -114,7 +120,7 @@ class ForgeLanding:
         tip = await _branch_tip(builder, move.branch)
         if tip == move.commit:
             return
-        if tip != expected:
+        if tip != expected_tip:
             raise BranchMoved(tip)
         raise forge_error or GitFailed(
             f"{api.project.forge} reported that {move.branch!r} was moved, but it was not", is_transient=True

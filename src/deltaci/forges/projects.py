@@ -35,7 +35,7 @@ class ForgeProject(msgspec.Struct, frozen=True, kw_only=True):
     api_url: str = ""  # E.g. `https://api.github.com`, `https://gitlab.com/api/v4`, `https://codeberg.org/api/v1`.
     api_token: str = ""
     reports: ReportKind = "statuses"
-    app_id: str = ""  # Of a GitHub App; then the token is the App's private key.
+    app_id: str = ""  # The id of a GitHub App; the token is then the App's private key.
     installation_id: str = ""
     problem: str = ""  # Why the token that the project names cannot be used.
 

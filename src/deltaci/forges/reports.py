@@ -107,8 +107,8 @@ class ReportBuilder:
 def _test_failures(attempt: Attempt) -> list[object]:
     """Return the failed tests of an attempt's test report. A runner sent it, so its form is not trusted."""
     report = attempt.report
-    tests = report.get("tests") if isinstance(report, dict) else None
-    failures = tests.get("failures") if isinstance(tests, dict) else None
+    test_summary = report.get("tests") if isinstance(report, dict) else None
+    failures = test_summary.get("failures") if isinstance(test_summary, dict) else None
     return failures if isinstance(failures, list) else []
 
 

@@ -28,7 +28,7 @@ MAX_DELIVERY: Final = 200
 TOLERANCE_SECONDS: Final = 300.0  # How far the time of a signature may be from the server's.
 BRANCH_REFS: Final = "refs/heads/"
 TAG_REFS: Final = "refs/tags/"
-# What `on.pull_request.types` may name.
+# The allowed values of `on.pull_request.types`.
 ACTIONS: Final = frozenset(get_args(PullRequestType))
 
 Sha = Annotated[str, Meta(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})\Z")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-MAX_READ_BYTES: Final = 32 * 1024 * 1024  # Of all files.
+MAX_READ_BYTES: Final = 32 * 1024 * 1024  # The limit for all files of one call.
 
 
 def format_request(commit: str, paths: Iterable[str]) -> bytes:
@@ -14,22 +14,22 @@ def format_request(commit: str, paths: Iterable[str]) -> bytes:
 
 
 def parse_sizes(paths: Iterable[str], output: bytes, max_bytes: int) -> dict[str, int]:
-    """Return the sizes of the files by path, without missing ones and those larger than `max_bytes`.
+    """Parse the output of `--batch-check`. Return the sizes of the files by path.
 
-    Also leaves out what would exceed `MAX_READ_BYTES` in total.
+    Leaves out missing files, those larger than `max_bytes`, and those that would exceed `MAX_READ_BYTES` in total.
     """
     sizes: dict[str, int] = {}
     remaining = MAX_READ_BYTES
     for path, line in zip(paths, output.decode("utf-8", "replace").split("\n"), strict=False):
-        type, _, size = line.partition(" ")[2].rpartition(" ")
-        if type == "blob" and size.isdecimal() and int(size) <= min(max_bytes, remaining):
+        object_type, _, size = line.partition(" ")[2].rpartition(" ")
+        if object_type == "blob" and size.isdecimal() and int(size) <= min(max_bytes, remaining):
             sizes[path] = int(size)
             remaining -= int(size)
     return sizes
 
 
 def parse_contents(sizes: Mapping[str, int], output: bytes) -> dict[str, bytes]:
-    """Return the contents of the files by path."""
+    """Parse the output of `--batch`, requested for the paths in `sizes`. Return the contents of the files by path."""
     contents: dict[str, bytes] = {}
     position = 0
     for path, size in sizes.items():

@@ -38,22 +38,22 @@ def pack_offset(bundle: BinaryIO) -> int:
     signature = bundle.readline(MAX_HEADER_BYTES)
     if signature not in SIGNATURES:
         raise GitFailed("the file is not a git bundle of version 2 or 3")
-    size = len(signature)
+    header_size = len(signature)
     while True:
         line = bundle.readline(MAX_HEADER_BYTES)
-        size += len(line)
-        if not line.endswith(b"\n") or size > MAX_HEADER_BYTES:
+        header_size += len(line)
+        if not line.endswith(b"\n") or header_size > MAX_HEADER_BYTES:
             raise GitFailed("the header of the bundle has no end")
         if line == b"\n":
-            return size
+            return header_size
         if line.startswith(b"@") and not line.startswith(b"@object-format="):
             raise GitFailed("the bundle leaves objects out; send all of them")
 
 
 async def import_bundle(
-    mirror: Mirror, bundle: Path, commit: str, start: str, max_bytes: int = MAX_BUNDLE_BYTES
+    mirror: Mirror, bundle: Path, commit: str, start_commit: str, max_bytes: int = MAX_BUNDLE_BYTES
 ) -> None:
-    """Move the objects of a bundle into the mirror if they include the commit and it descends from `start`.
+    """Move the objects of a bundle into the mirror if they include the commit and it descends from `start_commit`.
 
     Raises `GitFailed` otherwise, or if the bundle has more than `max_bytes`, and then leaves the mirror unchanged.
     """
@@ -75,14 +75,14 @@ async def import_bundle(
             await mirror.git.run(["cat-file", "-e", f"{commit}^{{commit}}"], git_dir=quarantine)
         except GitFailed:
             raise GitFailed(f"the bundle does not contain the commit {commit}") from None
-        if not await mirror.git.succeeds(["merge-base", "--is-ancestor", start, commit], git_dir=quarantine):
-            raise not_a_descendant(commit, start)
+        if not await mirror.git.succeeds(["merge-base", "--is-ancestor", start_commit, commit], git_dir=quarantine):
+            raise not_a_descendant(commit, start_commit)
         await asyncio.to_thread(_move_packs, quarantine / "objects" / "pack", mirror.folder / "objects" / "pack")
 
 
-def not_a_descendant(commit: str, start: str) -> GitFailed:
-    """Return the error for a commit whose history does not include the commit where its task started."""
-    return GitFailed(f"the commit {commit} does not descend from {start}, where its task started")
+def not_a_descendant(commit: str, start_commit: str) -> GitFailed:
+    """Return the error for a commit that does not descend from the commit where its task started."""
+    return GitFailed(f"the commit {commit} does not descend from {start_commit}, where its task started")
 
 
 def _pack_offset_of_file(bundle: Path) -> int:

@@ -25,7 +25,7 @@ from deltaci.git.url_policy import HTTP, HTTPS, SSH, ResolvedHost
 
 FETCH_SECONDS: Final = 300.0
 MAX_OUTPUT_BYTES: Final = 64 * 1024 * 1024
-MAX_PACK_BYTES: Final = 8 * 1024**3  # Of one fetch.
+MAX_PACK_BYTES: Final = 8 * 1024**3  # The limit for one fetch.
 MAX_ERROR_BYTES: Final = 64 * 1024
 MAX_ERROR_LINES: Final = 4
 MAX_ERROR_CHARS: Final = 1000

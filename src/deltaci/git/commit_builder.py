@@ -151,10 +151,12 @@ class CommitBuilder:
         """Create a copy of a commit with another tree, parent and committer, and return its hash."""
         original_object = (await self._run("cat-file", "commit", commit)).decode("utf-8", "surrogateescape")
         header, _, message = original_object.partition("\n\n")
-        author = next(line for line in header.split("\n") if line.startswith("author "))
-        encoding = [line for line in header.split("\n") if line.startswith("encoding ")]
-        new_committer = f"committer {_format_signature(committer)}"
-        commit_object = "\n".join((f"tree {tree}", f"parent {parent}", author, new_committer, *encoding, "", message))
+        author_line = next(line for line in header.split("\n") if line.startswith("author "))
+        encoding_lines = [line for line in header.split("\n") if line.startswith("encoding ")]
+        committer_line = f"committer {_format_signature(committer)}"
+        commit_object = "\n".join(
+            (f"tree {tree}", f"parent {parent}", author_line, committer_line, *encoding_lines, "", message)
+        )
         args = ("hash-object", "-t", "commit", "-w", "--stdin")
         return (await self._run(*args, input=commit_object.encode("utf-8", "surrogateescape"))).decode().strip()
 
@@ -178,37 +180,37 @@ class CommitBuilder:
         finally:
             await self._run("update-ref", "-d", ref)
 
-    async def import_bundle(self, file: Path, commit: str, start: str) -> None:
-        """Import a commit that descends from `start` from the bundle of a job, unless the mirror has it.
+    async def import_bundle(self, file: Path, commit: str, start_commit: str) -> None:
+        """Import a commit that descends from `start_commit` from the bundle of a job, unless the mirror has it.
 
         Raises `GitFailed` if the bundle is invalid, does not contain the commit, or the commit does not descend from
-        `start`; the mirror is then unchanged.
+        `start_commit`; the mirror is then unchanged.
         """
         if not is_commit(commit):
             raise GitFailed(f"{commit[:80]!r} is not the full name of a commit")
         if not await self.mirror.has_commit(commit):
-            await import_bundle(self.mirror, file, commit, start)
-        elif not await self.mirror.is_ancestor(start, commit):
-            raise not_a_descendant(commit, start)
+            await import_bundle(self.mirror, file, commit, start_commit)
+        elif not await self.mirror.is_ancestor(start_commit, commit):
+            raise not_a_descendant(commit, start_commit)
 
     # -- the remote repository
 
-    async def push(self, branch: str, commit: str, expected: str) -> None:
-        """Move a remote branch from exactly `expected` to the commit. "" stands for a branch that does not exist.
+    async def push(self, branch: str, commit: str, expected_tip: str) -> None:
+        """Move a remote branch from exactly `expected_tip` to the commit. "" stands for a branch that does not exist.
 
         Does nothing if the branch is already at the commit. Raises `BranchMoved` if it is at any other one.
         """
         ref = f"{BRANCH_REFS}{branch}"
         try:
             async with self.mirror.open_remote() as remote:
-                lease = f"--force-with-lease={ref}:{expected}"
+                lease = f"--force-with-lease={ref}:{expected_tip}"
                 args = ["push", "--quiet", "--no-verify", lease, "--", remote.url, f"{commit}:{ref}"]
                 await self._git.run(args, git_dir=self.mirror.folder, remote=remote, timeout_seconds=FETCH_SECONDS)
         except GitFailed:
             tip = (await self.mirror.ls_remote()).refs.get(ref, "")
             if tip == commit:
                 return
-            if tip != expected:
+            if tip != expected_tip:
                 raise BranchMoved(tip) from None
             raise
 

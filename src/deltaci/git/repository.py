@@ -41,7 +41,7 @@ class BareRepository:
         """Create an empty repository with these subfolders. A crash leaves no incomplete repository."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         temporary_folder = self.folder.with_name(f".new-{self.folder.name}")
-        shutil.rmtree(temporary_folder, ignore_errors=True)  # Of a killed process.
+        shutil.rmtree(temporary_folder, ignore_errors=True)  # A killed process may have left it.
         temporary_folder.mkdir(mode=mode)
         try:
             await self.git.run(["init", "--quiet", "--bare", "--template=", str(temporary_folder)])

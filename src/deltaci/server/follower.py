@@ -18,7 +18,7 @@ from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.storage.port import Begin, Store, Transaction, Unavailable
 
 RETRY_SECONDS: Final = 1.0
-PAUSE_SECONDS: Final = 0.02  # Between two reads: a busy server reads pages, not single events.
+PAUSE_SECONDS: Final = 0.02  # The pause between two reads, so that a busy server reads pages and not single events.
 
 LOGGER: Final = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ BLOCK_BYTES: Final = 64 * 1024
 PART_BYTES: Final = 1024 * 1024
 MAX_MARKER_BYTES: Final = 16 * 1024  # More than a marker with the longest step name.
 MAX_SECTIONS: Final = 2000
-MAX_CACHED: Final = 128  # Logs; the index of the largest one has 128 kB.
+MAX_CACHED: Final = 128  # The number of logs; the index of the largest possible log has 128 kB.
 
 
 class LogIndex:

@@ -13,7 +13,7 @@ from deltaci.server.connection import PEER
 from deltaci.server.tls import Peer
 
 MAX_DIGITS: Final = 15
-MAX_QUOTED_CHARS: Final = 200  # Of a text from a client in an error message.
+MAX_QUOTED_CHARS: Final = 200  # The limit for a client's text in an error message.
 JSON: Final = "application/json"
 BODY_SECONDS: Final = 20.0  # The longest wait for the next bytes of a body.
 

@@ -34,7 +34,7 @@ from deltaci.storage.blobs.store import BlobStore
 
 MIN_CHARACTERS: Final = 4  # A shorter value cannot be masked in a log.
 MAX_BYTES: Final = 64 * 1024  # The kernel limits an environment variable to 128 KiB.
-MAX_SECRETS: Final = 1000  # Of a tenant, in all scopes.
+MAX_SECRETS: Final = 1000  # The limit for a tenant, in all scopes.
 MAX_PROJECT: Final = 200
 MAX_BRANCH: Final = 200
 NONCE_BYTES: Final = 12
@@ -182,17 +182,17 @@ class Secrets:
 
         Raises `Refused` if one is missing or cannot be decrypted.
         """
-        required = list(names)
-        scopes = self._narrowest_scopes(tenant, scope) if scope.project and required else {}
-        return {name: self._decrypt(tenant, name, scopes.get(name, TENANT_WIDE)) for name in required}
+        required_names = list(names)
+        narrowest_scopes = self._narrowest_scopes(tenant, scope) if scope.project and required_names else {}
+        return {name: self._decrypt(tenant, name, narrowest_scopes.get(name, TENANT_WIDE)) for name in required_names}
 
     def decrypt_existing(self, tenant: str, names: Iterable[str], scope: JobScope = NO_PROJECT) -> dict[str, str]:
         """Return the values of these secrets for a job. Leave out missing ones and undecryptable ones."""
-        requested, values = list(names), dict[str, str]()
-        scopes = self._narrowest_scopes(tenant, scope) if scope.project and requested else {}
-        for name in requested:
+        requested_names, values = list(names), dict[str, str]()
+        narrowest_scopes = self._narrowest_scopes(tenant, scope) if scope.project and requested_names else {}
+        for name in requested_names:
             try:
-                values[name] = self._decrypt(tenant, name, scopes.get(name, TENANT_WIDE))
+                values[name] = self._decrypt(tenant, name, narrowest_scopes.get(name, TENANT_WIDE))
             except Refused as refused:
                 if refused.code not in ("no_secret", "bad_request"):
                     raise
@@ -233,7 +233,10 @@ class Secrets:
         try:
             metadata = _decode(_split(blob)[0])
             expected_key = secret_key(tenant, metadata.name, metadata.scope.project, metadata.scope.branch)
-        except (ValueError, Refused):  # Of an earlier version or corrupt: list it, so that it can be removed.
+        except (
+            ValueError,
+            Refused,
+        ):  # A secret of an earlier version, or a corrupt one: list it, so that it can be removed.
             return (
                 SecretMetadata(name=key.removeprefix(secret_prefix(tenant)))
                 if key.startswith(secret_prefix(tenant))

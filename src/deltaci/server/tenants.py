@@ -47,7 +47,7 @@ class RateLimited(Exception):
 
 
 class TokenBucket:
-    """A token bucket of one token per request. It holds at most as many as refill in `BURST_SECONDS`."""
+    """A token bucket for `rate` requests per second. It holds at most the tokens of `BURST_SECONDS`."""
 
     __slots__ = ("_refilled_at", "_tokens")
 
@@ -107,7 +107,7 @@ class RequestSlots:
             waiter = queue.popleft()
             self._waiting_count -= 1
             if queue:
-                self._waiting[tenant] = queue  # At the end: the other tenants are served first.
+                self._waiting[tenant] = queue  # Added at the end, so that the other tenants are served first.
             if not waiter.done():
                 waiter.set_result(None)
                 return

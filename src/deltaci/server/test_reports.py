@@ -28,9 +28,9 @@ from deltaci.storage.blobs import keys
 from deltaci.storage.blobs.store import BlobStore
 
 JUNIT: Final = "junit"
-MAX_BYTES: Final = 16 * 1024 * 1024  # Of all reports of an attempt.
-MAX_TESTS: Final = 50_000  # Of an attempt.
-MAX_CACHED: Final = 100_000  # Tests, of the recently requested attempts.
+MAX_BYTES: Final = 16 * 1024 * 1024  # The limit for all reports of an attempt.
+MAX_TESTS: Final = 50_000  # The limit for an attempt.
+MAX_CACHED: Final = 100_000  # The number of cached tests of recently requested attempts.
 
 
 class ParsedReports(msgspec.Struct, frozen=True):

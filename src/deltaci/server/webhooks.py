@@ -36,9 +36,11 @@ from deltaci.storage.port import Conflict, Store, is_storable_text
 ROOT: Final = "/hooks/"
 TENANT: Final = "default"
 MAX_BYTES: Final = 5 * 1024 * 1024  # GitHub sends up to 25 MB, but the events that matter here are far smaller.
-MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024  # Of all bodies that are being read.
-BODY_SECONDS: Final = 30.0  # For all of one body.
-REFUSED_AFTER_SECONDS: Final = 0.05  # The same for every reason, so that the time does not reveal it.
+MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024  # The limit for all bodies that are being read.
+BODY_SECONDS: Final = 30.0  # The longest time for one body.
+REFUSED_AFTER_SECONDS: Final = (
+    0.05  # The same for every reason of refusal, so that the response time does not reveal the reason.
+)
 MAX_NAME: Final = 200
 
 LOGGER: Final = logging.getLogger(__name__)

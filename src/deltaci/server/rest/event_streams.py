@@ -25,13 +25,13 @@ from deltaci.storage.port import Store
 
 PAGE_SIZE: Final = 500  # Events per query of the store, for a subscription that is behind the buffer.
 MAX_READERS: Final = 8  # Concurrent queries of the store by all subscriptions.
-CHUNK_BYTES: Final = 64 * 1024  # Sent at once; also what is held in memory for a client that does not read.
+CHUNK_BYTES: Final = 64 * 1024  # The size of one write, and the memory used for a client that does not read.
 MAX_CHUNKS: Final = 8
 TICK_SECONDS: Final = 0.25
 MAX_BUFFERED_BYTES: Final = 16 * 1024 * 1024
 MAX_STREAMS: Final = 10_000
 MAX_STREAMS_PER_TENANT: Final = MAX_STREAMS // 2
-_OVERHEAD_BYTES: Final = 200  # Of a buffered frame, besides its text.
+_OVERHEAD_BYTES: Final = 200  # The memory of a buffered frame besides its text.
 
 
 class Frame:

@@ -22,7 +22,7 @@ from deltaci.server.rest.log_tails import last_lease
 from deltaci.storage.blobs import keys
 from deltaci.storage.blobs.store import BlobStat, BlobStore, BlobStoreUnavailable
 
-MAX_LISTED: Final = 10_000  # Artifacts of a run in one response.
+MAX_LISTED: Final = 10_000  # The limit for the artifacts of a run in one response.
 JOBS_PER_BATCH: Final = 200
 
 
@@ -78,7 +78,7 @@ async def read_artifact(call: Call) -> FileResponse:
         raise not_found("artifact", path)
     range_header = call.request.header(b"range")
     if call.request.header(b"if-range") not in ("", _etag(blob_stat)):
-        range_header = ""  # The file was replaced: a range of it does not continue what the client has.
+        range_header = ""  # The file was replaced, so a range of it would not continue the client's copy.
     return FileResponse(call, key, blob_stat, requested_range(range_header, blob_stat.bytes))
 
 

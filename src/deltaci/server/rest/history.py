@@ -20,7 +20,7 @@ from deltaci.core.instants import rfc3339
 from deltaci.server.rest.http.lookup import get_run
 from deltaci.server.rest.http.request import Call, Handler
 
-MAX_EVENTS_READ: Final = 50_000  # For one page.
+MAX_EVENTS_READ: Final = 50_000  # The limit for one page.
 PAGE_SIZE: Final = 1000
 
 

@@ -32,7 +32,7 @@ from deltaci.storage.port import Unavailable
 STREAM: Final = "text/event-stream"
 HEARTBEAT_SECONDS: Final = 15.0
 RETRY_MILLISECONDS: Final = 1000
-MAX_PAGES: Final = 10  # Of the whole log, searched for one page of a tenant.
+MAX_PAGES: Final = 10  # The number of log pages that are searched for one page of a tenant.
 PAGE_SIZE: Final = 1000
 HEADERS: Final = {
     "Content-Type": f"{STREAM}; charset=utf-8",

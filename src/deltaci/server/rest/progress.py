@@ -16,7 +16,7 @@ from deltaci.core.run import Run
 from deltaci.protocol.messages import RuleResult
 from deltaci.storage.port import Load, ReadTransaction, Store, load_jobs
 
-MAX_NAMES: Final = 5  # Task names in a list of workstreams.
+MAX_NAMES: Final = 5  # The number of task names shown for a workstream in a list.
 
 
 class TaskProgress(msgspec.Struct, frozen=True):

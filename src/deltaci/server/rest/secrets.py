@@ -12,7 +12,7 @@ from deltaci.server.rest.http.request import Call, Handler, not_found
 from deltaci.server.rest.serializers import to_optional_datetime
 from deltaci.server.secrets import SecretMetadata, SecretScope
 
-PREFIX_CHARS: Final = 20  # Of the project and of the branch pattern in a cursor, so that the list is ordered by them.
+PREFIX_CHARS: Final = 20  # The length of project and branch pattern in a cursor, which keeps the list in their order.
 
 
 async def list_secrets(call: Call) -> api.SecretPage:

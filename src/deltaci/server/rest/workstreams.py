@@ -43,7 +43,7 @@ from deltaci.server.rest.progress import (
 from deltaci.server.rest.serializers import failure, retry_at, to_datetime, to_optional_datetime
 from deltaci.storage.port import ListQuery
 
-MAX_PROBLEMS: Final = 20  # In one error message; the other problems are counted.
+MAX_PROBLEMS: Final = 20  # The number of problems in an error message; the others are counted.
 
 
 # -- create and cancel

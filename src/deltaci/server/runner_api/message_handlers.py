@@ -52,7 +52,7 @@ from deltaci.server.follower import read_records
 from deltaci.server.runner_api.verdicts import validation_verdict
 from deltaci.storage.port import Begin, Store, Transaction, load_jobs
 
-MAX_STEP_CHARS: Final = 500  # Of the current step in a heartbeat: it is stored with each one.
+MAX_STEP_CHARS: Final = 500  # The limit for the current step in a heartbeat, which is stored with each heartbeat.
 
 Response = ServerMessage | Refused
 # (tenant, attempt id) -> known flaky tests of the job
@@ -218,8 +218,8 @@ class MessageHandlers:
         """
         lease_ref = ids.lease_ref(lease_id)
         now, record = await self._store.transact(lambda: self._read_record(lease_ref.attempt_id))
-        if (unreadable := unreadable_refusal(record)) is not None:
-            raise unreadable
+        if (refusal := unreadable_refusal(record)) is not None:
+            raise refusal
         if not isinstance(record, Attempt) or record.tenant != runner.tenant:
             raise lease.unknown_attempt(lease_ref.attempt_id)
         # The request does not name the slot that holds the lease: accept any slot of this runner.
@@ -235,8 +235,8 @@ class MessageHandlers:
     async def run_origin(self, attempt_record: Attempt) -> Origin:
         """Return the origin of the attempt's run, or an empty origin for an attempt of the plain queue."""
         record = await self._store.find(attempt_record.run_id) if attempt_record.run_id else None
-        if (unreadable := unreadable_refusal(record)) is not None:
-            raise unreadable
+        if (refusal := unreadable_refusal(record)) is not None:
+            raise refusal
         return record.origin if isinstance(record, Run) and record.tenant == attempt_record.tenant else Origin()
 
     async def find_records(self, record_ids: Sequence[str]) -> list[Record]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from nats.js import JetStreamContext
 
 SWEEP_SECONDS: Final = 30.0
-SWEEP_LIMIT: Final = 200  # Of each queue, oldest first.
+SWEEP_LIMIT: Final = 200  # The number of attempts published for each queue, oldest first.
 START_LIMIT: Final = 10_000
 MAX_PENDING: Final = 100_000  # Attempts that wait to be published; the next sweep finds those beyond.
 MAX_CANCELS: Final = 10_000

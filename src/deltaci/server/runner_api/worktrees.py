@@ -36,7 +36,7 @@ from deltaci.storage.port import Store
 
 ROUTE_NAMES: Final = frozenset({"tree", "tree-bundle"})
 FOLDER: Final = "bundles"
-MAX_BUNDLES: Final = 100  # Bundles; a deleted one is created again when it is requested.
+MAX_BUNDLES: Final = 100  # A deleted bundle is created again when it is requested.
 MAX_BUNDLE_BYTES: Final = 4 * 1024**3
 SUFFIX: Final = ".bundle"
 UNFINISHED_SECONDS: Final = 3600.0

@@ -37,9 +37,9 @@ class IdempotentRequest:
             return
         caller = call.caller
         owner = caller.key_id or f"operator {caller.person}"
-        content = msgspec.json.encode([operation, body], order="sorted")
+        request_content = msgspec.json.encode([operation, body], order="sorted")
         self.id = f"r{_digest(caller.tenant.encode(), owner.encode(), self.key.encode())}"
-        self.fingerprint = _digest(content)
+        self.fingerprint = _digest(request_content)
 
     def new_run(self, **fields: Any) -> Run:
         """Return a new run record with the id, caller and fingerprint of this request, and with these fields."""

@@ -128,6 +128,6 @@ def check_owner(call: Call, record: Record | None, kind: str, id: str) -> Record
     A record that this version of the server cannot decode raises its own error.
     """
     if record is None or record.tenant != call.caller.tenant:
-        unreadable = unreadable_refusal(record)
-        raise unreadable if unreadable is not None else not_found(kind, id)
+        refusal = unreadable_refusal(record)
+        raise refusal if refusal is not None else not_found(kind, id)
     return record
