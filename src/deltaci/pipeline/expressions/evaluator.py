@@ -47,7 +47,7 @@ def evaluate(
     `functions` are the functions that depend on files or on the status of the job. The work counts against the limits
     of one evaluation and against `shared_budget`.
     """
-    value = Evaluator(contexts, functions or {}, shared_budget).value(expression)
+    value = Evaluator(contexts, functions or {}, shared_budget).evaluate(expression)
     if isinstance(value, str):
         check_length(expression.column, len(value))
     return list(value) if isinstance(value, FilteredList) else value
@@ -61,24 +61,24 @@ class Evaluator:
         self._functions = functions
         self.budget = Budget(shared=shared_budget)
 
-    def value(self, expression: Expression) -> Value:
+    def evaluate(self, expression: Expression) -> Value:
         """Return the value of a node, after evaluating its subexpressions."""
         self.budget.use_steps(expression.column)
         match expression:
             case Literal(value):
                 return value
             case Context():
-                return self._context(expression)
+                return self._find_context(expression)
             case Index(target, key):
-                return self.index(expression.column, self.value(target), self.value(key))
+                return self.index(expression.column, self.evaluate(target), self.evaluate(key))
             case Filter(target):
-                return self.filter(expression.column, self.value(target))
+                return self.filter(expression.column, self.evaluate(target))
             case Call():
-                return self._call(expression)
+                return self._evaluate_call(expression)
             case Not(operand):
-                return not is_truthy(self.value(operand))
+                return not is_truthy(self.evaluate(operand))
             case Compare(operator, left, right):
-                return self.compare(expression.column, operator, self.value(left), self.value(right))
+                return self.compare(expression.column, operator, self.evaluate(left), self.evaluate(right))
             case And(operands):
                 return self._evaluate_until(operands, stop_at=False)
             case Or(operands):
@@ -107,7 +107,7 @@ class Evaluator:
             )
         return call_builtin(call, arguments, self.budget)
 
-    def condition(self, argument: Expression, value: Value) -> bool:
+    def check_condition(self, argument: Expression, value: Value) -> bool:
         """Return `value`, a condition of case(). Raise EvaluationError unless it is a boolean."""
         if not isinstance(value, bool):
             condition_text = f"{type_name(value)} as a condition of case()"
@@ -142,14 +142,14 @@ class Evaluator:
     def _lookup(self, column: int, target: Value, key: Value) -> tuple[bool, Value]:
         """Return whether `target` has an item for `key`, and the item, or null."""
         if is_object(target) and is_primitive(key):
-            return self._property(column, target, to_text(key))
+            return self._find_property(column, target, to_text(key))
         if is_list(target):
             index = array_index(key)
             if index is not None and index < len(target):
                 return True, target[index]
         return False, None
 
-    def _property(self, column: int, target: Mapping[str, Value], name: str) -> tuple[bool, Value]:
+    def _find_property(self, column: int, target: Mapping[str, Value], name: str) -> tuple[bool, Value]:
         if name in target:
             return True, target[name]
         self.budget.use_steps(column, len(target))
@@ -159,7 +159,7 @@ class Evaluator:
                 return True, value
         return False, None
 
-    def _context(self, context: Context) -> Value:
+    def _find_context(self, context: Context) -> Value:
         name = context.name.lower()
         if name not in self._contexts:
             available = self._contexts
@@ -170,22 +170,22 @@ class Evaluator:
             )
         return self._contexts[name]
 
-    def _call(self, call: Call) -> Value:
+    def _evaluate_call(self, call: Call) -> Value:
         if call.name.lower() == "case" and not argument_problem(call):
-            return self._case(call.arguments)
-        return self.call(call, [self.value(argument) for argument in call.arguments])
+            return self._evaluate_case(call.arguments)
+        return self.call(call, [self.evaluate(argument) for argument in call.arguments])
 
-    def _case(self, arguments: Sequence[Expression]) -> Value:
+    def _evaluate_case(self, arguments: Sequence[Expression]) -> Value:
         for condition, result in zip(arguments[:-1:2], arguments[1::2], strict=True):
-            if self.condition(condition, self.value(condition)):
-                return self.value(result)
-        return self.value(arguments[-1])
+            if self.check_condition(condition, self.evaluate(condition)):
+                return self.evaluate(result)
+        return self.evaluate(arguments[-1])
 
     def _evaluate_until(self, operands: Sequence[Expression], *, stop_at: bool) -> Value:
         """Return the value of the first operand whose truth is `stop_at`, else that of the last operand."""
         value: Value = None
         for operand in operands:
-            value = self.value(operand)
+            value = self.evaluate(operand)
             if is_truthy(value) is stop_at:
                 break
         return value

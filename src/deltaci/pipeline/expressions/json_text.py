@@ -23,7 +23,7 @@ class JsonError(Exception):
 def format_json(value: Value) -> str:
     """Return JSON indented by two spaces, as GitHub formats it. Raise JsonError if it would be too long or too deep."""
     formatter = _Formatter()
-    formatter.value(value, 0)
+    formatter.append_value(value, 0)
     return "".join(formatter.parts)
 
 
@@ -34,7 +34,7 @@ class _Formatter:
         self.parts: list[str] = []
         self._length = 0
 
-    def value(self, value: Value, depth: int) -> None:
+    def append_value(self, value: Value, depth: int) -> None:
         if depth > MAX_VALUE_DEPTH:
             raise JsonError(f"a value deeper than {MAX_VALUE_DEPTH} levels")
         if is_object(value) and value:
@@ -44,13 +44,13 @@ class _Formatter:
         elif is_list(value) and value:
             self._append_container("[", [("", item) for item in value], "]", depth)
         else:
-            self._append(_scalar(value))
+            self._append(_format_scalar(value))
 
     def _append_container(self, opening: str, items: list[tuple[str, Value]], closing: str, depth: int) -> None:
         indentation = "\n" + "  " * (depth + 1)
         for index, (key, item) in enumerate(items):
             self._append((opening if index == 0 else ",") + indentation + key)
-            self.value(item, depth + 1)
+            self.append_value(item, depth + 1)
         self._append("\n" + "  " * depth + closing)
 
     def _append(self, part: str) -> None:
@@ -92,7 +92,7 @@ def compact_json(value: Value, max_length: int) -> str | None:
         return None
 
 
-def _scalar(value: Value) -> str:
+def _format_scalar(value: Value) -> str:
     match value:
         case None:
             return "null"

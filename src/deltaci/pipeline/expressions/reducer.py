@@ -114,7 +114,7 @@ class Reducer:
             case Literal(value):
                 return Resolved(value)
             case Context(name):
-                return Resolved(self._evaluator.value(node)) if name.lower() in self._known_contexts else node
+                return Resolved(self._evaluator.evaluate(node)) if name.lower() in self._known_contexts else node
             case Index(target, key):
                 return self._reduce_index(node, target, key, keep_identity)
             case Filter(target):

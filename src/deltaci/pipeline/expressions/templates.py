@@ -127,7 +127,8 @@ def interpolate(
         contexts, functions or {}, shared_budget
     )  # shared, because the limits apply to the whole text
     return _join(
-        (part, 1) if isinstance(part, str) else (to_text(evaluator.value(part)), part.column) for part in parsed.parts
+        (part, 1) if isinstance(part, str) else (to_text(evaluator.evaluate(part)), part.column)
+        for part in parsed.parts
     )
 
 
@@ -153,7 +154,7 @@ def reduce_template(
     reducer = Reducer(known_contexts, functions or {}, shared_budget)
     if parsed.single_expression is not None:
         reduced = reduce_with(reducer, parsed.single_expression)
-        return reduced if isinstance(reduced, Resolved) else ResidualText(_wrap(reduced))
+        return reduced if isinstance(reduced, Resolved) else ResidualText(_wrap_expression(reduced))
     parts = [part if isinstance(part, str) else reduce_with(reducer, part) for part in parsed.parts]
     evaluated_parts = [to_text(part.value) if isinstance(part, Resolved) else part for part in parts]
     residuals = [part for part in evaluated_parts if isinstance(part, Residual)]
@@ -163,7 +164,7 @@ def reduce_template(
     _join(plain_parts)
     if not plain_parts and len(residuals) == 1:
         # Alone, the expression would keep the type of its value; an empty literal keeps the result a string.
-        return ResidualText(_wrap(residuals[0]) + _wrap(Residual(Literal(""))))
+        return ResidualText(_wrap_expression(residuals[0]) + _wrap_expression(Residual(Literal(""))))
     merged_text = "".join(_merge(evaluated_parts))
     if len(merged_text) > MAX_TEMPLATE:
         raise EvaluationError(
@@ -185,16 +186,16 @@ def _merge(parts: list[str | Residual]) -> Iterator[str]:
         yield plain if OPEN not in plain else _as_literals(plain)
         plain = ""
         if part is not None:
-            yield _wrap(part)
+            yield _wrap_expression(part)
 
 
 def _as_literals(plain: str) -> str:
     """Return template text with expressions that are string literals, which evaluates to `plain`."""
     pieces = [plain[start : start + MAX_QUOTED] for start in range(0, len(plain), MAX_QUOTED)]
-    return "".join(_wrap(Residual(Literal(piece))) for piece in pieces)
+    return "".join(_wrap_expression(Residual(Literal(piece))) for piece in pieces)
 
 
-def _wrap(residual: Residual) -> str:
+def _wrap_expression(residual: Residual) -> str:
     return f"{OPEN} {residual.text} {CLOSE}"
 
 

@@ -64,7 +64,7 @@ def _tokenize(text: str, offset: int) -> list[Token]:
         if text[index].isspace():
             index += 1
             continue
-        token = _next_token(text, index, tokens[-1].kind if tokens else "")
+        token = _read_token(text, index, tokens[-1].kind if tokens else "")
         tokens.append(Token(token.kind, token.text, token.column + offset, token.value))
         index += len(token.text)
     tokens.append(Token(END, "", len(text) + 1 + offset))
@@ -76,14 +76,14 @@ def is_identifier(text: str) -> bool:
     return bool(text) and text[0] in NAME_START and all(character in NAME_CHARACTERS for character in text)
 
 
-def _next_token(text: str, index: int, previous_kind: str) -> Token:
+def _read_token(text: str, index: int, previous_kind: str) -> Token:
     character = text[index]
     if character == "'":
-        return _string(text, index)
+        return _read_string(text, index)
     if character in "+-0123456789" or (
         character == "." and previous_kind not in OPERAND_ENDS and text[index + 1 : index + 2].isdigit()
     ):
-        return _number(text, index)
+        return _read_number(text, index)
     if character in PUNCTUATION:
         return Token(character, character, index + 1)
     for operator in OPERATORS:
@@ -93,10 +93,10 @@ def _next_token(text: str, index: int, previous_kind: str) -> Token:
         raise ExpressionSyntaxError(
             ExpressionProblem(index + 1, quote(character), "an operator", quote(INCOMPLETE_OPERATORS[character]))
         )
-    return _word(text, index, previous_kind)
+    return _read_word(text, index, previous_kind)
 
 
-def _string(text: str, index: int) -> Token:
+def _read_string(text: str, index: int) -> Token:
     end = index + 1
     while True:
         end = text.find("'", end)
@@ -108,7 +108,7 @@ def _string(text: str, index: int) -> Token:
     return Token(VALUE, text[index : end + 1], index + 1, text[index + 1 : end].replace("''", "'"))
 
 
-def _number(text: str, index: int) -> Token:
+def _read_number(text: str, index: int) -> Token:
     end = _end_of_word(text, index, may_contain_dots=True)
     word = text[index:end]
     value = parse_number(word)
@@ -119,7 +119,7 @@ def _number(text: str, index: int) -> Token:
     return Token(VALUE, word, index + 1, value)
 
 
-def _word(text: str, index: int, previous_kind: str) -> Token:
+def _read_word(text: str, index: int, previous_kind: str) -> Token:
     end = _end_of_word(text, index, may_contain_dots=False)
     word = text[index:end]
     if not is_identifier(word):

@@ -180,22 +180,22 @@ def convert_builtin_action(uses: Node, inputs: Node | None, converter: Converter
     name = uses.value.partition("@")[0].strip()
     action = ACTIONS.get(name.lower())
     if action is None:
-        converter.unsupported(uses.position, f"the action {quote(name)}", _unsupported_reason(uses.value, name))
+        converter.report_unsupported(uses.position, f"the action {quote(name)}", _unsupported_reason(uses.value, name))
         return None
     if "@" not in uses.value:
-        converter.unsupported(
+        converter.report_unsupported(
             uses.position, f"the action {quote(uses.value)} without a version", f"write it as {name}@v4"
         )
         return None
     if inputs is not None and inputs.kind not in (OBJECT, NULL):
-        converter.unsupported(inputs.position, f"{inputs.describe()} as 'with'", "expected names with values")
+        converter.report_unsupported(inputs.position, f"{inputs.describe()} as 'with'", "expected names with values")
         return None
     converted_inputs: dict[str, tuple[Node, Node]] = {}
     for key, value in inputs.value if inputs is not None and inputs.kind == OBJECT else ():
         _convert_input(action, name, key, value, converted_inputs, converter)
     for required_input in action.required_inputs:
         if required_input not in converted_inputs:
-            converter.unsupported(
+            converter.report_unsupported(
                 uses.position, f"{name} without {quote(required_input)}", "GitHub's action needs it as well"
             )
     position = inputs.position if inputs is not None else uses.position
@@ -211,7 +211,7 @@ def _convert_input(
     converter: Converter,
 ) -> None:
     """Add an input of an action to `converted_inputs` if it is supported and has an effect, else report it."""
-    scalar = converter.scalar(value, "steps.with", key.raw)
+    scalar = converter.convert_scalar(value, "steps.with", key.raw)
     if scalar is None:
         return
     names_by_lower = {input_name.lower(): input_name for input_name in action.inputs}
@@ -221,13 +221,15 @@ def _convert_input(
         nearest_word = nearest(key.raw, action.inputs)
         names = ", ".join([*action.inputs][:MAX_LISTED])
         message = f"{quote(key.raw)}, which {name} does not have"
-        converter.unsupported(key.position, message, "" if nearest_word else f"expected one of: {names}", nearest_word)
+        converter.report_unsupported(
+            key.position, message, "" if nearest_word else f"expected one of: {names}", nearest_word
+        )
     elif (input_name, scalar.raw.strip().lower()) in DEFAULT_INPUTS or (rule.kind == "unsupported" and not scalar.raw):
         return
     elif rule.kind == "ignored":
-        converter.note(key.position, f"{quote(key.raw)} of {name} has no effect here", rule.reason)
+        converter.warn(key.position, f"{quote(key.raw)} of {name} has no effect here", rule.reason)
     elif rule.kind == "unsupported":
-        converter.unsupported(key.position, f"{quote(key.raw)} of {name}", rule.reason)
+        converter.report_unsupported(key.position, f"{quote(key.raw)} of {name}", rule.reason)
     elif input_name not in ("ref", "repository") or _selects_other_commit(input_name, scalar, converter):
         converted_inputs[input_name] = (text_node(key.position, input_name), scalar)
         if action.uses == "cache":
@@ -241,11 +243,11 @@ def _check_cache(key: str, value: Node, converter: Converter) -> None:
     except ExpressionError:
         return  # Reported already.
     if key in ("key", "restore-keys") and "," in plain_text:
-        converter.unsupported(value.position, f"a comma in {quote(key)} of a cache", "use another character")
+        converter.report_unsupported(value.position, f"a comma in {quote(key)} of a cache", "use another character")
     for path in plain_text.splitlines() if key == "path" else ():
         if any(character in path for character in "*?[") and not path.strip().startswith("!"):
             message = f"{quote(path.strip())} of a cache, which is a pattern"
-            converter.note(value.position, message, "matching files are not cached: name the folder")
+            converter.warn(value.position, message, "matching files are not cached: name the folder")
 
 
 def _selects_other_commit(key: str, value: Node, converter: Converter) -> bool:
@@ -258,14 +260,14 @@ def _selects_other_commit(key: str, value: Node, converter: Converter) -> bool:
     if not value.raw.strip():
         return False
     if key == "ref" and source in SAME_COMMIT:
-        converter.note(
+        converter.warn(
             value.position, "'ref' has no effect here", "the commit of the change is checked out, never a merge of it"
         )
     elif key == "repository" and source in SAME_REPOSITORY:
-        converter.note(value.position, "'repository' has no effect here", "it is this repository")
+        converter.warn(value.position, "'repository' has no effect here", "it is this repository")
     elif key == "repository":
         message = f"a checkout of another repository, {quote(value.raw)}"
-        converter.unsupported(value.position, message, "clone it in a step, with git")
+        converter.report_unsupported(value.position, message, "clone it in a step, with git")
     return key == "ref" and source not in SAME_COMMIT
 
 

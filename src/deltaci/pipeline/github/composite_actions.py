@@ -54,7 +54,7 @@ class RepositoryActions:
         self._remaining_cost = MAX_COST
         self._parsed: dict[str, tuple[Node | None, tuple[Problem, ...]]] = {}
 
-    def root(self, path: str, converter: Converter) -> Node | None:
+    def parse_action(self, path: str, converter: Converter) -> Node | None:
         """Return the root node of an action file, or None if it is not valid YAML. Report all of its problems."""
         if path not in self._parsed:
             problems = ProblemList(path)
@@ -64,7 +64,7 @@ class RepositoryActions:
                 self._parsed[path] = None, problems.in_order()
         root, file_problems = self._parsed[path]
         for problem in file_problems:
-            converter.unsupported(
+            converter.report_unsupported(
                 Position(problem.line, problem.column), problem.found, problem.expected, problem.nearest
             )
         return root
@@ -112,21 +112,23 @@ def inline_action(use: ActionUse, converter: Converter, convert_step: StepConver
     path = next((path for name in ACTION_FILES if (path := f"{folder}/{name}".lstrip("/")) in files), "")
     action_text = f"the action {quote(use.uses.value)}"
     if not path:
-        converter.unsupported(use.uses.position, action_text, f"there is no {folder}/{ACTION_FILES[0]} to read it from")
+        converter.report_unsupported(
+            use.uses.position, action_text, f"there is no {folder}/{ACTION_FILES[0]} to read it from"
+        )
         return []
     if use.depth >= MAX_DEPTH:
-        converter.unsupported(
+        converter.report_unsupported(
             use.uses.position, action_text, f"expected at most {MAX_DEPTH} actions that use each other"
         )
         return []
     action_converter = Converter(path, files[path])
-    steps = _ActionInliner(use, folder, action_converter).steps(convert_step)
+    steps = _ActionInliner(use, folder, action_converter).inline_steps(convert_step)
     for problem in action_converter.problems.in_order():
         message = f"{action_text}: {problem.file}:{problem.line}:{problem.column}: {problem.found}"
         if problem.is_warning:
-            converter.note(use.uses.position, message, problem.expected)
+            converter.warn(use.uses.position, message, problem.expected)
         else:
-            converter.unsupported(use.uses.position, message, problem.expected, problem.nearest)
+            converter.report_unsupported(use.uses.position, message, problem.expected, problem.nearest)
     for secret in action_converter.secrets:
         converter.secrets.setdefault(secret)
     return [move_node(step, use.uses.position) for step in steps]
@@ -151,12 +153,12 @@ class _ActionInliner:
         self.inputs: dict[str, Expression] = {}
         self.ids: dict[str, str] = {}  # ids in the job, by lower-case id in the action, in the order of the steps
 
-    def steps(self, convert_step: StepConverter) -> list[Node]:
+    def inline_steps(self, convert_step: StepConverter) -> list[Node]:
         """Return the converted steps of the action, with the final step that sets its outputs.
 
         Report a problem and return an empty list if the action is unsupported.
         """
-        root = self.use.actions.root(self.converter.problems.file, self.converter)
+        root = self.use.actions.parse_action(self.converter.problems.file, self.converter)
         if root is None:
             return []
         action_keys = {key.raw: value for key, value in pairs(root)}
@@ -165,21 +167,25 @@ class _ActionInliner:
         if using.lower() != "composite":
             position = runs["using"].position if "using" in runs else root.position
             message = f"an action that uses {quote(using)}" if using else "an action without 'runs.using'"
-            self.converter.unsupported(position, message, "only composite actions are supported: 'using: composite'")
+            self.converter.report_unsupported(
+                position, message, "only composite actions are supported: 'using: composite'"
+            )
             return []
         steps = runs.get("steps")
         if steps is None or steps.kind != LIST or not steps.value or len(steps.value) > MAX_STEPS:
-            self.converter.unsupported(runs["using"].position, "an action without steps", f"expected 1 to {MAX_STEPS}")
+            self.converter.report_unsupported(
+                runs["using"].position, "an action without steps", f"expected 1 to {MAX_STEPS}"
+            )
             return []
         if not self.use.actions.count_use(len(steps.value), len(self.converter.source)):
-            self.converter.unsupported(
+            self.converter.report_unsupported(
                 steps.position, "more uses of actions than a workflow may have", "use fewer of them"
             )
             return []
         self._collect_inputs(action_keys.get("inputs"))
         self._assign_ids(steps.value)
-        outputs = self._outputs(action_keys.get("outputs"))
-        conditions = [self._step_condition(step) for step in steps.value]
+        outputs = self._convert_outputs(action_keys.get("outputs"))
+        conditions = [self._parse_step_condition(step) for step in steps.value]
         use_id = self.use.value("id")
         if not self._can_inline(steps.value, conditions):
             return []
@@ -189,9 +195,11 @@ class _ActionInliner:
             inner_use = self.use._replace(node=rewritten, depth=self.use.depth + 1)
             converted_steps += convert_step(rewritten, self.converter, inner_use)
         if use_id is not None:
-            converted_steps += convert_step(self._final_step(use_id, outputs, conditions), self.converter, self.use)
+            converted_steps += convert_step(
+                self._build_final_step(use_id, outputs, conditions), self.converter, self.use
+            )
         if len(converted_steps) > MAX_STEPS:
-            self.converter.unsupported(
+            self.converter.report_unsupported(
                 steps.position, f"{len(converted_steps)} steps in all", f"expected at most {MAX_STEPS}"
             )
             return []
@@ -207,9 +215,9 @@ class _ActionInliner:
         values_by_input = {key.raw.lower(): value for key, value in pairs(self.use.value("with"))}
         for name, declaration in pairs(inputs):
             value = values_by_input.pop(name.raw.lower(), None)
-            self.inputs[name.raw.lower()] = _input_expression(value or child(declaration, "default"))
+            self.inputs[name.raw.lower()] = _build_input_expression(value or child(declaration, "default"))
         for unknown in values_by_input:
-            self.converter.note(
+            self.converter.warn(
                 Position(), f"{quote(unknown)}, which is not an input of this action", "it has no effect"
             )
 
@@ -220,20 +228,20 @@ class _ActionInliner:
             name = step_id.raw if step_id is not None else f"_{index}"
             self.ids[name.lower()] = f"{self.prefix}{name}"
 
-    def _outputs(self, outputs: Node | None) -> dict[str, str]:
+    def _convert_outputs(self, outputs: Node | None) -> dict[str, str]:
         """Return the declared outputs of the action: templates over the steps of the job, by name."""
         templates = {}
         for name, declaration in pairs(outputs):
             value = child(declaration, "value")
             if not _OUTPUT_NAME.fullmatch(name.raw):
-                self.converter.unsupported(
+                self.converter.report_unsupported(
                     name.position, f"the output {quote(name.raw)}", "expected letters, digits, '_' and '-'"
                 )
             elif value is not None and value.kind == TEXT:
-                templates[name.raw] = replace_in_template(value.value, self._replacement)
+                templates[name.raw] = replace_in_template(value.value, self._find_replacement)
         return templates
 
-    def _replacement(self, node: Expression) -> Expression | None:
+    def _find_replacement(self, node: Expression) -> Expression | None:
         """Return the expression that replaces a node of an expression of the action in the job, or None to keep it."""
         match node:
             case Index(Context(context), Literal(str(name))):
@@ -245,7 +253,9 @@ class _ActionInliner:
                 if lower_context == "github" and name.lower() == "action_path":
                     return self._action_path()
             case Context(context) if context.lower() == "inputs":
-                self.converter.unsupported(Position(), "all inputs of an action at once", "name them: inputs.NAME")
+                self.converter.report_unsupported(
+                    Position(), "all inputs of an action at once", "name them: inputs.NAME"
+                )
             case _:
                 pass
         return None
@@ -256,11 +266,11 @@ class _ActionInliner:
 
     # -- conditions
 
-    def _step_condition(self, step: Node) -> Expression | None:
+    def _parse_step_condition(self, step: Node) -> Expression | None:
         condition = child(step, "if")
         if condition is None or not condition.raw.strip():
             return None
-        return self._parse_condition(condition, self._replacement)
+        return self._parse_condition(condition, self._find_replacement)
 
     def _parse_condition(self, condition: Node, find_replacement: FindReplacement) -> Expression | None:
         """Return the parsed `if` with nodes replaced. Report a problem and return None if it is invalid."""
@@ -270,7 +280,9 @@ class _ActionInliner:
         try:
             return replace_nodes(parse(source), find_replacement)
         except ExpressionSyntaxError as error:
-            self.converter.unsupported(condition.position, error.problem.found, f"expected {error.problem.expected}")
+            self.converter.report_unsupported(
+                condition.position, error.problem.found, f"expected {error.problem.expected}"
+            )
             return None
 
     @cached_property
@@ -294,22 +306,22 @@ class _ActionInliner:
         """Return whether the inlined steps behave like the action on GitHub. Report a problem if they do not."""
         position, runs_after_failure = steps[0].position, self._runs_after_failure()
         if self.use.value(TIMEOUT) is not None and len(steps) > 1:
-            self.converter.unsupported(
+            self.converter.report_unsupported(
                 position, f"{quote(TIMEOUT)} of an action with several steps", "set it for a command"
             )
             return False
         status_flags = [_uses_status(condition) for condition in conditions]
         if runs_after_failure and any(status_flags):
             message = "steps with a status function, in an action that may fail or whose own 'if' has a status function"
-            self.converter.unsupported(position, message, "use such a function in only one of them")
+            self.converter.report_unsupported(position, message, "use such a function in only one of them")
             return False
         if any(status_flags[1:]) and conditions[0] is not None:
             message = "a step with a status function, in an action whose first step has an 'if'"
-            self.converter.unsupported(position, message, "use it in the workflow")
+            self.converter.report_unsupported(position, message, "use it in the workflow")
             return False
         return True
 
-    def _combined_condition(self, condition: Expression | None, index: int) -> Node | None:
+    def _combine_conditions(self, condition: Expression | None, index: int) -> Node | None:
         """Return the `if` of the step at `index` in the job, or None if it needs none.
 
         A step runs if the action runs, no earlier step of the action failed, and its own `condition` holds. If that
@@ -344,45 +356,45 @@ class _ActionInliner:
         rewritten: list[tuple[Node, Node]] = []
         for key, value in step.value:
             if key.raw not in ("if", "id", "env"):
-                rewritten.append((key, self._rewrite(value)))
+                rewritten.append((key, self._rewrite_value(value)))
         rewritten.append((text_node(step.position, "id"), text_node(step.position, list(self.ids.values())[index])))
-        if (condition := self._combined_condition(conditions[index], index)) is not None:
+        if (condition := self._combine_conditions(conditions[index], index)) is not None:
             rewritten.append((text_node(step.position, "if"), text_node(step.position, condition.value)))
         for name in (CONTINUE_ON_ERROR, TIMEOUT):
             if (value := self.use.value(name)) is not None and all(key.raw != name for key, _ in rewritten):
                 rewritten.append((text_node(step.position, name), value))
-        if env := self._env(step):
+        if env := self._merge_env(step):
             rewritten.append((text_node(step.position, "env"), Node(OBJECT, step.position, env)))
         names = {key.raw for key, _ in rewritten}
         if "run" in names and self.use.has_working_directory and "working-directory" not in names:
             rewritten.append((text_node(step.position, "working-directory"), text_node(step.position, ".")))
         return Node(OBJECT, step.position, rewritten)
 
-    def _env(self, step: Node) -> list[tuple[Node, Node]]:
+    def _merge_env(self, step: Node) -> list[tuple[Node, Node]]:
         """Return the variables of an inlined step: those of the using step and of the step in the action.
 
         Add GITHUB_ACTION_PATH if the command of the step uses it.
         """
         merged_env = {key.raw: (key, value) for key, value in pairs(self.use.value("env"))}
-        merged_env |= {key.raw: (key, self._rewrite(value)) for key, value in pairs(child(step, "env"))}
+        merged_env |= {key.raw: (key, self._rewrite_value(value)) for key, value in pairs(child(step, "env"))}
         command = child(step, "run")
         if command is not None and ACTION_PATH_VARIABLE in command.raw:
             path_node = text_node(step.position, f"{OPEN} {format_expression(self._action_path())} {CLOSE}")
             merged_env[ACTION_PATH_VARIABLE] = (text_node(step.position, ACTION_PATH_VARIABLE), path_node)
         return [*merged_env.values()]
 
-    def _rewrite(self, node: Node) -> Node:
+    def _rewrite_value(self, node: Node) -> Node:
         """Return a copy of a value of a step with the expressions in its texts replaced for the job."""
         if node.kind == LIST:
-            return list_node(node.position, [self._rewrite(item) for item in node.value])
+            return list_node(node.position, [self._rewrite_value(item) for item in node.value])
         if node.kind == OBJECT:
-            return Node(OBJECT, node.position, [(key, self._rewrite(value)) for key, value in node.value])
+            return Node(OBJECT, node.position, [(key, self._rewrite_value(value)) for key, value in node.value])
         if node.kind != TEXT or OPEN not in node.value:
             return node
-        rewritten = replace_in_template(node.value, self._replacement)
+        rewritten = replace_in_template(node.value, self._find_replacement)
         return Node(TEXT, node.position, rewritten, rewritten, node.style or '"')
 
-    def _final_step(self, use_id: Node, outputs: dict[str, str], conditions: list[Expression | None]) -> Node:
+    def _build_final_step(self, use_id: Node, outputs: dict[str, str], conditions: list[Expression | None]) -> Node:
         """Return a step with the id of the using step, which sets the outputs and fails if the action failed."""
         position = use_id.position
         result_property = "outcome" if self._continues_on_error() else "conclusion"
@@ -392,7 +404,7 @@ class _ActionInliner:
         condition = (
             text_node(position, format_expression(has_run))
             if conditions[0] is None
-            else self._combined_condition(None, len(conditions))
+            else self._combine_conditions(None, len(conditions))
         )
         has_failed = format_expression(failure_checks[0] if len(failure_checks) == 1 else Or(tuple(failure_checks)))
         env = {"FAILED": text_node(position, f"{OPEN} {has_failed} {CLOSE}")}
@@ -422,7 +434,7 @@ def _uses_status(condition: Expression | None) -> bool:
     return condition is not None and uses_status_function(condition)
 
 
-def _input_expression(value: Node | None) -> Expression:
+def _build_input_expression(value: Node | None) -> Expression:
     """Return an expression for the value of an input, as a string: on GitHub, inputs of actions are always strings."""
     if value is None or value.kind in (NULL, LIST, OBJECT):
         return Literal("")

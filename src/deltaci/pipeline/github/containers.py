@@ -31,17 +31,17 @@ class JobContainer(NamedTuple):
 def convert_container(node: Node, converter: Converter) -> JobContainer:
     """Convert the image of a job's `container`, which is a name or an object."""
     if node.kind != OBJECT:
-        image = converter.text(node, "jobs.image", "container")
-        return JobContainer(_image_node(image), None)
+        image = converter.convert_text(node, "jobs.image", "container")
+        return JobContainer(_convert_image(image), None)
     entries = read_entries(node, "'container'", converter)
     if "image" not in entries:
-        converter.unsupported(node.position, "'container' without 'image'", "expected the image")
+        converter.report_unsupported(node.position, "'container' without 'image'", "expected the image")
         return JobContainer(None, None)
-    image = converter.text(entries["image"].value, "jobs.image", "image")
-    return JobContainer(_image_node(image), entries["env"].value if "env" in entries else None)
+    image = converter.convert_text(entries["image"].value, "jobs.image", "image")
+    return JobContainer(_convert_image(image), entries["env"].value if "env" in entries else None)
 
 
-def _image_node(node: Node | None) -> Node | None:
+def _convert_image(node: Node | None) -> Node | None:
     """Return the image name without `docker://`, or None if it is empty."""
     if node is None or not node.value.strip():
         return None  # As on GitHub: with an empty image there is no container.
@@ -51,79 +51,85 @@ def _image_node(node: Node | None) -> Node | None:
 def convert_services(node: Node, converter: Converter) -> Node | None:
     """Convert `services` of a job. Report services that are unsupported and leave them out."""
     if node.kind != OBJECT:
-        converter.unsupported(node.position, f"{node.describe()} as 'services'", "expected names, each with an image")
+        converter.report_unsupported(
+            node.position, f"{node.describe()} as 'services'", "expected names, each with an image"
+        )
         return None
     converted = [
-        (name, service) for name, item in node.value if (service := _service(name, item, converter)) is not None
+        (name, service) for name, item in node.value if (service := _convert_service(name, item, converter)) is not None
     ]
     return Node(OBJECT, node.position, converted)
 
 
-def _service(name: Node, node: Node, converter: Converter) -> Node | None:
+def _convert_service(name: Node, node: Node, converter: Converter) -> Node | None:
     if node.kind != OBJECT:
-        image = _image_node(converter.text(node, "jobs.services", "image"))
+        image = _convert_image(converter.convert_text(node, "jobs.services", "image"))
         return object_node(node.position, {"image": image}) if image is not None else None
     entries = read_entries(node, "a service", converter)
     image = (
-        _image_node(converter.text(entries["image"].value, "jobs.services", "image")) if "image" in entries else None
+        _convert_image(converter.convert_text(entries["image"].value, "jobs.services", "image"))
+        if "image" in entries
+        else None
     )
     if image is None:
         if "image" not in entries:
-            converter.unsupported(name.position, f"the service {quote(name.raw)} without 'image'", "expected the image")
+            converter.report_unsupported(
+                name.position, f"the service {quote(name.raw)} without 'image'", "expected the image"
+            )
         return None
     converted: dict[str, Node | None] = {"image": image}
     if "env" in entries:
         converted["env"] = convert_env(entries["env"].value, "jobs.services.env", converter)
     if "ports" in entries:
-        ports = [_port(item, converter) for item in items(entries["ports"].value)]
+        ports = [_convert_port(item, converter) for item in items(entries["ports"].value)]
         converted["ports"] = list_node(entries["ports"].value.position, [port for port in ports if port is not None])
     if "command" in entries:
-        converted["command"] = converter.text(entries["command"].value, "jobs.services", "command")
+        converted["command"] = converter.convert_text(entries["command"].value, "jobs.services", "command")
     if "options" in entries:
-        converted["health"] = _health_command(entries["options"].value, converter)
+        converted["health"] = _convert_health_options(entries["options"].value, converter)
     return object_node(node.position, converted)
 
 
 def convert_env(node: Node, availability_key: str, converter: Converter) -> Node | None:
     """Convert an object of environment variables. Report a problem and return None if it is no object."""
     if node.kind != OBJECT:
-        converter.unsupported(
+        converter.report_unsupported(
             node.position, f"{node.describe()} as 'env'", "expected names, each with a text, a number, true or false"
         )
         return None
     converted = [
         (key, value)
         for key, item in node.value
-        if (value := converter.scalar(item, availability_key, key.raw)) is not None
+        if (value := converter.convert_scalar(item, availability_key, key.raw)) is not None
     ]
     return Node(OBJECT, node.position, converted)
 
 
-def _port(node: Node, converter: Converter) -> Node | None:
+def _convert_port(node: Node, converter: Converter) -> Node | None:
     if node.kind == NUMBER and isinstance(node.value, int):
         return Node(NUMBER, node.position, node.value, str(node.value))
     if node.kind == TEXT:
         port = node.value.strip().removesuffix("/tcp")
         if _PORT.fullmatch(port):
             return text_node(node.position, port)
-    converter.unsupported(
+    converter.report_unsupported(
         node.position, f"{node.describe()} as a port", "expected a TCP port, e.g. 5432 or '5432:5432'"
     )
     return None
 
 
-def _health_command(node: Node, converter: Converter) -> Node | None:
+def _convert_health_options(node: Node, converter: Converter) -> Node | None:
     """Return the command of `--health-cmd` in the options of a service, or None. Report unsupported options."""
     if node.kind == LIST:
-        converter.unsupported(node.position, "a list as 'options'", "expected a text")
+        converter.report_unsupported(node.position, "a list as 'options'", "expected a text")
         return None
-    text = converter.text(node, "jobs.services", "options")
+    text = converter.convert_text(node, "jobs.services", "options")
     if text is None:
         return None
     command: Node | None = None
     words = split_command_line(text.value)
     if words is None:
-        converter.unsupported(
+        converter.report_unsupported(
             node.position, "options with an unterminated quote, or too many options", "close the quote"
         )
         return None
@@ -133,7 +139,7 @@ def _health_command(node: Node, converter: Converter) -> Node | None:
         index += 1
         if name not in (HEALTH_COMMAND, *HEALTH_TIMING, *OTHER_HEALTH_OPTIONS, "--no-healthcheck"):
             reason = "only health options are supported: --health-cmd and its timing"
-            converter.unsupported(node.position, f"the option {quote(name)} of a service", reason)
+            converter.report_unsupported(node.position, f"the option {quote(name)} of a service", reason)
             return None
         if not has_value and name != "--no-healthcheck":
             value = words[index] if index < len(words) else ""

@@ -53,79 +53,79 @@ class Converter:
         self.source = source
         self.secrets: dict[str, None] = {}
 
-    def unsupported(self, at: Position, found: str, reason: str = "", nearest_word: str = "") -> None:
+    def report_unsupported(self, at: Position, found: str, reason: str = "", nearest_word: str = "") -> None:
         """Record an error: `found` is not supported here, and `reason` is the cause or the expected value."""
         self.problems.add(at, found, reason, nearest_word)
 
-    def note(self, at: Position, found: str, reason: str = "") -> None:
+    def warn(self, at: Position, found: str, reason: str = "") -> None:
         """Record a warning: the workflow runs, but `found` differs from GitHub or has no effect. `reason` says why."""
         self.problems.add(at, found, reason, is_warning=True)
 
     # -- texts and numbers
 
-    def scalar(self, node: Node, availability_key: str, name: str = "") -> Node | None:
+    def convert_scalar(self, node: Node, availability_key: str, name: str = "") -> Node | None:
         """Convert a text, number or boolean as GitHub reads it; null becomes an empty text.
 
         Report lists and objects.
         """
         if node.kind in (LIST, OBJECT):
             message = f"{node.describe()} as {quote(name)}" if name else node.describe()
-            self.unsupported(node.position, message, "expected a text, a number, true or false")
+            self.report_unsupported(node.position, message, "expected a text, a number, true or false")
             return None
         if node.style == REJECTED:
             return None
         if node.kind == NULL:
             return text_node(node.position, "")
         if node.kind == NUMBER:
-            return self._number(node)
+            return self._convert_plain_number(node)
         if node.kind == BOOL:
             return Node(BOOL, node.position, node.value, "true" if node.value else "false")
         self.parse_expressions(node, availability_key)
         return Node(TEXT, node.position, node.value, node.value, node.style or '"')
 
-    def text(self, node: Node, availability_key: str, name: str = "") -> Node | None:
+    def convert_text(self, node: Node, availability_key: str, name: str = "") -> Node | None:
         """Convert a text, number or boolean to a text."""
-        scalar = self.scalar(node, availability_key, name)
+        scalar = self.convert_scalar(node, availability_key, name)
         if scalar is None or scalar.kind == TEXT:
             return scalar
         return text_node(scalar.position, scalar.raw)
 
-    def line(self, node: Node, availability_key: str, name: str = "") -> Node | None:
+    def convert_line(self, node: Node, availability_key: str, name: str = "") -> Node | None:
         """Convert a text, number or boolean to a text on one line, with single spaces."""
-        scalar = self.text(node, availability_key, name)
+        scalar = self.convert_text(node, availability_key, name)
         return None if scalar is None else text_node(scalar.position, " ".join(scalar.value.split()))
 
-    def boolean(self, node: Node, availability_key: str, name: str) -> Node | None:
+    def convert_boolean(self, node: Node, availability_key: str, name: str) -> Node | None:
         """Convert a boolean, a text `true` or `false`, or an expression. Report any other value."""
-        scalar = self.scalar(node, availability_key, name)
+        scalar = self.convert_scalar(node, availability_key, name)
         if scalar is None or scalar.kind == BOOL or is_expression(scalar):
             return scalar
         if scalar.kind == TEXT and scalar.value.strip().lower() in ("true", "false"):
             return Node(BOOL, scalar.position, scalar.value.strip().lower() == "true", scalar.value.strip().lower())
-        self.unsupported(
+        self.report_unsupported(
             node.position, f"{node.describe()} as {quote(name)}", "expected true, false or an expression ${{ … }}"
         )
         return None
 
-    def number(self, node: Node, availability_key: str, name: str) -> Node | None:
+    def convert_number(self, node: Node, availability_key: str, name: str) -> Node | None:
         """Convert a number, a text of digits, or an expression. Report any other value."""
-        scalar = self.scalar(node, availability_key, name)
+        scalar = self.convert_scalar(node, availability_key, name)
         if scalar is None or scalar.kind == NUMBER or is_expression(scalar):
             return scalar
         if scalar.kind == TEXT and scalar.value.strip().isascii() and scalar.value.strip().isdigit():
             return Node(NUMBER, scalar.position, int(scalar.value[:18]), str(int(scalar.value[:18])))
-        self.unsupported(
+        self.report_unsupported(
             node.position, f"{node.describe()} as {quote(name)}", "expected a number or an expression ${{ … }}"
         )
         return None
 
-    def _number(self, node: Node) -> Node:
+    def _convert_plain_number(self, node: Node) -> Node:
         value = node.value
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
             value = int(value)
         if (read_as := to_text(value)) != node.raw:
             message = f"the number {node.raw[:40]}, which is read as {read_as}, as on GitHub"
-            self.note(node.position, message, f"put it in quotes if it is a text: '{node.raw[:40]}'")
+            self.warn(node.position, message, f"put it in quotes if it is a text: '{node.raw[:40]}'")
         return Node(NUMBER, node.position, value, str(value))
 
     # -- expressions
@@ -137,17 +137,17 @@ class Converter:
         try:
             expressions = parse_template(node.value).expressions
         except ExpressionSyntaxError as error:
-            self._report(node, [error.problem])
+            self._report_problems(node, [error.problem])
             return ()
         for expression in expressions:
-            self._check(node, expression, availability_key)
+            self._check_expression(node, expression, availability_key)
         return expressions
 
-    def condition(self, node: Node, availability_key: str) -> Node | None:
+    def convert_condition(self, node: Node, availability_key: str) -> Node | None:
         """Convert an `if`. If it mixes `${{ }}` with other text, it is always true, as on GitHub; that is reported."""
         if node.kind in (LIST, OBJECT) or node.style == REJECTED:
             if node.style != REJECTED:
-                self.unsupported(node.position, f"{node.describe()} as 'if'", "expected an expression")
+                self.report_unsupported(node.position, f"{node.describe()} as 'if'", "expected an expression")
             return None
         source = to_text(node.value) if node.kind in (BOOL, NUMBER) else str(node.value or "")
         if not source.strip():
@@ -155,11 +155,11 @@ class Converter:
         try:
             expression = parse_condition(source)
         except ExpressionSyntaxError as error:
-            return self._text_condition(node, source, availability_key, error)
-        self._check(node, expression, availability_key)
+            return self._convert_text_condition(node, source, availability_key, error)
+        self._check_expression(node, expression, availability_key)
         return text_node(node.position, source)
 
-    def _text_condition(
+    def _convert_text_condition(
         self, node: Node, source: str, availability_key: str, error: ExpressionSyntaxError
     ) -> Node | None:
         """Convert an `if` that mixes `${{ }}` with other text to a true condition.
@@ -171,22 +171,22 @@ class Converter:
         except ExpressionSyntaxError:
             template = None
         if template is None or template.single_expression is not None or not template.expressions:
-            self._report(node, [error.problem])
+            self._report_problems(node, [error.problem])
             return None
         for expression in template.expressions:
-            self._check(node, expression, availability_key)
+            self._check_expression(node, expression, availability_key)
         uses_status = any(uses_status_function(expression) for expression in template.expressions)
         message = f"{OPEN} {CLOSE} around a part of a condition: it is a text, which is always true, as on GitHub"
-        self.note(node.position, message, f"put {OPEN} {CLOSE} around all of it, or nowhere")
+        self.warn(node.position, message, f"put {OPEN} {CLOSE} around all of it, or nowhere")
         return text_node(node.position, ALWAYS if uses_status else TRUE)
 
-    def _check(self, node: Node, expression: Expression, availability_key: str) -> None:
+    def _check_expression(self, node: Node, expression: Expression, availability_key: str) -> None:
         """Report contexts and functions of an expression that are unavailable there, or known only when the job runs.
 
         Collect the secrets that it uses.
         """
         available = AVAILABILITY[availability_key]
-        self._report(node, check_expression(expression, available.contexts, available.functions))
+        self._report_problems(node, check_expression(expression, available.contexts, available.functions))
         unknown_contexts = (
             sorted((context_names(expression) - PLANNING_CONTEXTS) & available.contexts)
             if availability_key in PLANNED_KEYS
@@ -194,7 +194,7 @@ class Converter:
         )
         if unknown_contexts:
             message = f"{quote(unknown_contexts[0])}, which is not known when a run is planned"
-            self.unsupported(
+            self.report_unsupported(
                 self._position_of(node, unknown_contexts[0]), message, "write the value itself, or use it in a command"
             )
         self._note_context_use(node, expression)
@@ -212,40 +212,42 @@ class Converter:
                     self._collect_secret(node, column, name)
                 case Index(Context(context, column), Literal(str(name))) if context.lower() == "github":
                     if name.lower() == "token":
-                        self.note(
-                            self._position(node, column),
+                        self.warn(
+                            self._position_at(node, column),
                             "'github.token' is empty here",
                             "jobs get no token of the forge",
                         )
                     elif name.lower() not in GITHUB_CONTEXT_KEYS:
                         message = f"'github.{name[:40]}' is empty here"
-                        self.note(self._position(node, column), message, f"there are: {', '.join(GITHUB_CONTEXT_KEYS)}")
+                        self.warn(
+                            self._position_at(node, column), message, f"there are: {', '.join(GITHUB_CONTEXT_KEYS)}"
+                        )
                 case Context(context, column) if context.lower() == "secrets" and column not in named_columns:
                     message = "all secrets at once, or a secret with a computed name"
-                    self.unsupported(
-                        self._position(node, column), message, "a job gets secrets by name: write secrets.NAME"
+                    self.report_unsupported(
+                        self._position_at(node, column), message, "a job gets secrets by name: write secrets.NAME"
                     )
                 case _:
                     pass
 
     def _collect_secret(self, node: Node, column: int, secret_name: str) -> None:
         if secret_name.upper() == GITHUB_TOKEN:
-            self.note(
-                self._position(node, column),
+            self.warn(
+                self._position_at(node, column),
                 f"'secrets.{GITHUB_TOKEN}' is empty here",
                 "jobs get no token of the forge",
             )
         else:
             self.secrets.setdefault(secret_name.upper())
 
-    def _report(self, node: Node, problems: Iterable[ExpressionProblem]) -> None:
+    def _report_problems(self, node: Node, problems: Iterable[ExpressionProblem]) -> None:
         for problem in problems:
             nearest_word = problem.nearest.strip("'")
-            self.unsupported(
-                self._position(node, problem.column), problem.found, f"expected {problem.expected}", nearest_word
+            self.report_unsupported(
+                self._position_at(node, problem.column), problem.found, f"expected {problem.expected}", nearest_word
             )
 
-    def _position(self, node: Node, column: int) -> Position:
+    def _position_at(self, node: Node, column: int) -> Position:
         text = node.value if isinstance(node.value, str) else node.raw
         return position_within(self.source, node.position, text, max(0, column - 1))
 

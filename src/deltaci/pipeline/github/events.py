@@ -45,20 +45,20 @@ def convert_events(key: Node, on: Node, converter: Converter) -> Node:
         elif event in ("push", "pull_request"):
             converted_entries[event] = _convert_filters(name, value, event, converter)
         elif event == UNSAFE_EVENT:
-            converter.note(name.position, f"{quote(event)} does not start this workflow here", UNSAFE_EVENT_REASON)
+            converter.warn(name.position, f"{quote(event)} does not start this workflow here", UNSAFE_EVENT_REASON)
         elif event in IGNORED_EVENTS:
-            converter.note(name.position, f"{quote(event)} never happens here", "it starts nothing")
+            converter.warn(name.position, f"{quote(event)} never happens here", "it starts nothing")
         else:
             all_events = (*SUPPORTED_EVENTS, UNSAFE_EVENT, *IGNORED_EVENTS)
             nearest_word = nearest(event, all_events)
-            converter.unsupported(
+            converter.report_unsupported(
                 name.position,
                 f"the event {quote(event)}",
                 "" if nearest_word else f"expected {', '.join(SUPPORTED_EVENTS)} …",
                 nearest_word,
             )
     if not any(converted_entries.values()):
-        converter.note(key.position, "no event starts this here", "it can only be run by name")
+        converter.warn(key.position, "no event starts this here", "it can only be run by name")
     return object_node(on.position, converted_entries)
 
 
@@ -72,9 +72,11 @@ def _event_entries(key: Node, on: Node, converter: Converter) -> list[tuple[Node
             if name.kind == TEXT:
                 entries.append((name, Node(NULL, name.position)))
             else:
-                converter.unsupported(name.position, f"{name.describe()} as an event", "expected its name, e.g. push")
+                converter.report_unsupported(
+                    name.position, f"{name.describe()} as an event", "expected its name, e.g. push"
+                )
         return entries
-    converter.unsupported(key.position, f"{on.describe()} as 'on'", "expected events, e.g. push")
+    converter.report_unsupported(key.position, f"{on.describe()} as 'on'", "expected events, e.g. push")
     return []
 
 
@@ -91,10 +93,10 @@ def _convert_filters(key: Node, value: Node, event: str, converter: Converter) -
                 return None
             continue
         if name.removesuffix("-ignore") + "-ignore" in entries and not name.endswith("-ignore"):
-            converter.unsupported(
+            converter.report_unsupported(
                 filter_key.position, f"{quote(name)} and '{name}-ignore' together", "GitHub accepts only one of them"
             )
-        lines = [converter.line(pattern, "run-name", name) for pattern in items(patterns)]
+        lines = [converter.convert_line(pattern, "run-name", name) for pattern in items(patterns)]
         non_empty = [line for line in lines if line is not None and line.value]
         converted_entries[name] = list_node(patterns.position, non_empty) if non_empty else None
     return object_node(value.position, converted_entries)
@@ -108,40 +110,44 @@ def _convert_types(node: Node, converter: Converter) -> Node | None:
         if name in SUPPORTED_TYPES:
             supported_types.append(text_node(type_node.position, name))
         elif name in IGNORED_TYPES:
-            converter.note(
+            converter.warn(
                 type_node.position, f"{quote(name)} of a pull request starts nothing here", "not all forges report it"
             )
         else:
             nearest_word = nearest(name, (*SUPPORTED_TYPES, *IGNORED_TYPES))
-            converter.unsupported(
+            converter.report_unsupported(
                 type_node.position,
                 f"{quote(name)} as a type",
                 "" if nearest_word else f"expected {', '.join(SUPPORTED_TYPES)}",
                 nearest_word,
             )
     if not supported_types:
-        converter.note(node.position, "none of these types starts anything here", "pull requests do not start this")
+        converter.warn(node.position, "none of these types starts anything here", "pull requests do not start this")
     return list_node(node.position, supported_types) if supported_types else None
 
 
 def _convert_schedules(key: Node, value: Node, converter: Converter) -> Node | None:
     if value.kind != LIST:
-        converter.unsupported(key.position, f"{value.describe()} as 'schedule'", "expected a list of 'cron: …'")
+        converter.report_unsupported(key.position, f"{value.describe()} as 'schedule'", "expected a list of 'cron: …'")
         return None
     schedules = []
     for item in value.value:
         entries = read_entries(item, "a schedule", converter)
         cron = entries.get("cron")
         if cron is None or cron.value.kind != TEXT:
-            converter.unsupported(
+            converter.report_unsupported(
                 item.position, "a schedule without 'cron'", "expected five fields, e.g. '0 3 * * 1-5'"
             )
             continue
         cron_expression = text_node(cron.value.position, " ".join(cron.value.value.split()))
-        check_cron(cron_expression, converter.unsupported)
-        time_zone = converter.text(entries["timezone"].value, "run-name", "timezone") if "timezone" in entries else None
+        check_cron(cron_expression, converter.report_unsupported)
+        time_zone = (
+            converter.convert_text(entries["timezone"].value, "run-name", "timezone") if "timezone" in entries else None
+        )
         if time_zone is not None and "timezone" not in shape(model.Schedule).fields:
-            converter.unsupported(time_zone.position, f"the time zone {quote(time_zone.value)}", "times are in UTC")
+            converter.report_unsupported(
+                time_zone.position, f"the time zone {quote(time_zone.value)}", "times are in UTC"
+            )
             time_zone = None
         schedules.append(object_node(item.position, {"cron": cron_expression, "timezone": time_zone}))
     return list_node(value.position, schedules) if schedules else None
@@ -156,7 +162,7 @@ def _convert_manual_start(key: Node, value: Node, converter: Converter) -> Node:
         return Node(OBJECT, key.position, [])
     inputs = entries["inputs"].value
     if inputs.kind != OBJECT:
-        converter.unsupported(
+        converter.report_unsupported(
             inputs.position, f"{inputs.describe()} as 'inputs'", "expected names, each with its own keys"
         )
         return Node(OBJECT, key.position, [])
@@ -170,34 +176,37 @@ def _convert_input(name: Node, value: Node, converter: Converter) -> Node:
     entries = {} if value.kind == NULL else read_entries(value, "an input", converter)
     converted_entries: dict[str, Node | None] = {}
     if "description" in entries:
-        converted_entries["description"] = converter.line(entries["description"].value, "run-name", "description")
+        converted_entries["description"] = converter.convert_line(
+            entries["description"].value, "run-name", "description"
+        )
     type_node = entries["type"].value if "type" in entries else text_node(name.position, "string")
     if type_node.raw not in INPUT_TYPES:
         nearest_word = nearest(type_node.raw, INPUT_TYPES)
-        converter.unsupported(
+        converter.report_unsupported(
             type_node.position, type_node.describe(), f"expected one of: {', '.join(INPUT_TYPES)}", nearest_word
         )
     elif type_node.raw == "environment":
-        converter.note(type_node.position, "'environment' is a text here", "there are no environments here")
+        converter.warn(type_node.position, "'environment' is a text here", "there are no environments here")
     else:
         converted_entries["type"] = text_node(type_node.position, type_node.raw)
     if "required" in entries:
-        converted_entries["required"] = converter.boolean(entries["required"].value, "run-name", "required")
+        converted_entries["required"] = converter.convert_boolean(entries["required"].value, "run-name", "required")
     if "default" in entries:
         default = entries["default"].value
         has_typed_default = type_node.raw in ("boolean", "number")
-        converted_entries["default"] = (converter.scalar if has_typed_default else converter.text)(
+        converted_entries["default"] = (converter.convert_scalar if has_typed_default else converter.convert_text)(
             default, "run-name", "default"
         )
         if type_node.raw == "boolean":
-            converted_entries["default"] = converter.boolean(default, "run-name", "default")
+            converted_entries["default"] = converter.convert_boolean(default, "run-name", "default")
     if "options" in entries and type_node.raw == "choice":
         options = entries["options"].value
         converted_entries["options"] = list_node(
-            options.position, [text for option in items(options) if (text := converter.text(option, "run-name"))]
+            options.position,
+            [text for option in items(options) if (text := converter.convert_text(option, "run-name"))],
         )
     if type_node.raw == "choice" and "options" not in entries:
-        converter.unsupported(
+        converter.report_unsupported(
             name.position, f"the input {quote(name.raw)}, a choice without 'options'", "expected a list"
         )
     return object_node(value.position, converted_entries)

@@ -30,11 +30,11 @@ def convert_job(key: Node, node: Node, defaults: Entries, converter: Converter, 
     converted: dict[str, Node | None] = {}
     calls_workflow = node.kind == OBJECT and any(name.raw == "uses" for name, _ in node.value)
     if "name" in entries:
-        converted["name"] = _job_name(entries["name"].value, converter)
+        converted["name"] = _convert_job_name(entries["name"].value, converter)
     if "needs" in entries:
         converted["needs"] = convert_needs(entries["needs"].value, converter)
     if "if" in entries:
-        converted["if"] = converter.condition(entries["if"].value, "jobs.if")
+        converted["if"] = converter.convert_condition(entries["if"].value, "jobs.if")
     strategy = convert_strategy(entries["strategy"].value, converter) if "strategy" in entries else Strategy(None, [{}])
     converted["strategy"] = strategy.node
     runs_on = RunsOn()
@@ -42,7 +42,7 @@ def convert_job(key: Node, node: Node, defaults: Entries, converter: Converter, 
         runs_on = convert_runs_on(entries["runs-on"].value, strategy.combinations, strategy.unknown_axes, converter)
         converted["runs-on"] = label_list(entries["runs-on"].value, runs_on)
     elif not calls_workflow and node.kind == OBJECT:
-        converter.unsupported(
+        converter.report_unsupported(
             key.position, f"the job {quote(key.raw)} without 'runs-on'", "expected it, e.g. ubuntu-latest"
         )
     job_container = (
@@ -52,7 +52,7 @@ def convert_job(key: Node, node: Node, defaults: Entries, converter: Converter, 
     if "services" in entries:
         converted["services"] = convert_services(entries["services"].value, converter)
     converted["env"] = _convert_job_env(entries, job_container, converter)
-    converted["defaults"] = _run_defaults(key, entries, defaults, runs_on, job_container, converter)
+    converted["defaults"] = _convert_run_defaults(key, entries, defaults, runs_on, job_container, converter)
     _convert_settings(key, entries, converted, converter)
     if "steps" in entries:
         has_working_directory = has_key(child(converted["defaults"], "run"), "working-directory")
@@ -60,48 +60,54 @@ def convert_job(key: Node, node: Node, defaults: Entries, converter: Converter, 
             *entries["steps"], converter, actions, has_working_directory=has_working_directory
         )
     elif not calls_workflow and node.kind == OBJECT:
-        converter.unsupported(key.position, f"the job {quote(key.raw)} without 'steps'", "expected steps")
+        converter.report_unsupported(key.position, f"the job {quote(key.raw)} without 'steps'", "expected steps")
     converted["checkout"] = Node(BOOL, key.position, False, "false")
     converted["network"] = Node(BOOL, key.position, True, "true")
     return object_node(node.position, converted)
 
 
-def _job_name(node: Node, converter: Converter) -> Node | None:
+def _convert_job_name(node: Node, converter: Converter) -> Node | None:
     """Convert the job's name. Warn and return None if it uses contexts that are not known when a run is planned."""
     if node.kind == TEXT:
         unknown_contexts = {
             name for expression in converter.parse_expressions(node, "jobs.env") for name in context_names(expression)
         } - PLANNING_CONTEXTS
         if unknown_contexts:
-            converter.note(
+            converter.warn(
                 node.position,
                 f"a name with {quote(min(unknown_contexts))}, which is not known when a run is planned",
                 NAMED_BY_ID,
             )
             return None
-    return converter.line(node, "jobs.name", "name")
+    return converter.convert_line(node, "jobs.name", "name")
 
 
 def convert_needs(node: Node, converter: Converter) -> Node:
     """Convert `needs` to a list of job ids."""
     return list_node(
         node.position,
-        [job_id_node for item in items(node) if (job_id_node := converter.text(item, "run-name", "needs")) is not None],
+        [
+            job_id_node
+            for item in items(node)
+            if (job_id_node := converter.convert_text(item, "run-name", "needs")) is not None
+        ],
     )
 
 
 def convert_concurrency(node: Node, availability_key: str, converter: Converter) -> Node | None:
     """Convert `concurrency` of a workflow or job. Return None if it names no group."""
     if node.kind != OBJECT:
-        group = converter.text(node, availability_key, "concurrency")
+        group = converter.convert_text(node, availability_key, "concurrency")
         return object_node(node.position, {"group": group}) if group is not None and group.value else None
     entries = read_entries(node, "'concurrency'", converter)
     if "group" not in entries:
-        converter.unsupported(node.position, "'concurrency' without 'group'", "expected the group's name")
+        converter.report_unsupported(node.position, "'concurrency' without 'group'", "expected the group's name")
         return None
-    converted: dict[str, Node | None] = {"group": converter.text(entries["group"].value, availability_key, "group")}
+    converted: dict[str, Node | None] = {
+        "group": converter.convert_text(entries["group"].value, availability_key, "group")
+    }
     if "cancel-in-progress" in entries:
-        converted["cancel-in-progress"] = converter.boolean(
+        converted["cancel-in-progress"] = converter.convert_boolean(
             entries["cancel-in-progress"].value, availability_key, "cancel-in-progress"
         )
     return object_node(node.position, converted)
@@ -123,7 +129,7 @@ def _convert_job_env(entries: Entries, job_container: JobContainer, converter: C
     return Node(OBJECT, job_container.env.position, [*merged.values()])
 
 
-def _run_defaults(
+def _convert_run_defaults(
     key: Node,
     entries: Entries,
     workflow_defaults: Entries,
@@ -157,7 +163,7 @@ def _run_defaults(
             key.position, WINDOWS_DEFAULT_SHELL if runs_on.is_windows else DEFAULT_SHELL
         )
     if "working-directory" in run_entries:
-        converted_entries["working-directory"] = converter.text(
+        converted_entries["working-directory"] = converter.convert_text(
             run_entries["working-directory"].value, "jobs.defaults", "working-directory"
         )
     return object_node(key.position, {"run": object_node(key.position, converted_entries)})
@@ -167,11 +173,11 @@ def _convert_settings(key: Node, entries: Entries, converted: dict[str, Node | N
     """Add the timeout, `continue-on-error`, concurrency and outputs of a job to its converted keys."""
     converted["timeout-minutes"] = Node(NUMBER, key.position, JOB_TIMEOUT_MINUTES, str(JOB_TIMEOUT_MINUTES))
     if "timeout-minutes" in entries:
-        converted["timeout-minutes"] = converter.number(
+        converted["timeout-minutes"] = converter.convert_number(
             entries["timeout-minutes"].value, "jobs.timeout-minutes", "timeout-minutes"
         )
     if "continue-on-error" in entries:
-        allow_failure = converter.boolean(
+        allow_failure = converter.convert_boolean(
             entries["continue-on-error"].value, "jobs.continue-on-error", "continue-on-error"
         )
         converted["allow_failure"] = allow_failure
@@ -183,11 +189,11 @@ def _convert_settings(key: Node, entries: Entries, converted: dict[str, Node | N
 
 def _convert_outputs(node: Node, converter: Converter) -> Node | None:
     if node.kind != OBJECT:
-        converter.unsupported(node.position, f"{node.describe()} as 'outputs'", "expected names with texts")
+        converter.report_unsupported(node.position, f"{node.describe()} as 'outputs'", "expected names with texts")
         return None
     converted = []
     for name, output in node.value:
-        value = converter.text(output, "jobs.outputs", name.raw)
+        value = converter.convert_text(output, "jobs.outputs", name.raw)
         if value is not None and value.kind == TEXT and value.value:
             converted.append((name, value))
     return Node(OBJECT, node.position, converted)

@@ -171,7 +171,7 @@ def read_entries(node: Node, part: str, converter: Converter) -> Entries:
     """
     rules = KEY_RULES[part]
     if node.kind != OBJECT:
-        converter.unsupported(
+        converter.report_unsupported(
             node.position, f"{node.describe()} as {part}", f"expected an object with {', '.join([*rules][:MAX_LISTED])}"
         )
         return {}
@@ -182,15 +182,15 @@ def read_entries(node: Node, part: str, converter: Converter) -> Entries:
             nearest_word = nearest(key.raw, rules)
             expected = ", ".join(sorted(rules)[:MAX_LISTED]) + (" …" if len(rules) > MAX_LISTED else "")
             message = f"the key {quote(key.raw)}, which {part} does not have"
-            converter.unsupported(
+            converter.report_unsupported(
                 key.position, message, "" if nearest_word else f"expected one of: {expected}", nearest_word
             )
         elif rule.kind == "ignored":
-            converter.note(key.position, f"{quote(key.raw)} has no effect here", rule.reason)
+            converter.warn(key.position, f"{quote(key.raw)} has no effect here", rule.reason)
         elif key.raw in ("with", "secrets") and part == "a job" and has_key(node, "uses"):
             continue  # Reported for 'uses'.
         elif rule.kind == "unsupported":
-            converter.unsupported(key.position, f"{quote(key.raw)} of {part}", rule.reason)
+            converter.report_unsupported(key.position, f"{quote(key.raw)} of {part}", rule.reason)
         elif value.kind != NULL:
             entries[key.raw] = Entry(key, value)
     return entries

@@ -50,13 +50,13 @@ def convert_runs_on(
         labels = read_entries(node, "'runs-on'", converter).get("labels")
         labels_node = labels.value if labels else list_node(node.position, [])
     for label_node in items(labels_node):
-        text = converter.text(label_node, "jobs.runs-on", "runs-on")
+        text = converter.convert_text(label_node, "jobs.runs-on", "runs-on")
         if text is None:
             continue
         if OPEN in text.value:
             _convert_expression(text, combinations, unknown_axes, runs_on, converter)
         elif text.value.strip():
-            for label in _labels(text.value.strip()):
+            for label in _convert_runner_name(text.value.strip()):
                 runs_on.add(text_node(text.position, label))
             _note_unusual_label(text, text.value.strip(), runs_on, converter)
     return runs_on
@@ -67,7 +67,7 @@ def label_list(node: Node, runs_on: RunsOn) -> Node | None:
     return list_node(node.position, runs_on.labels) if runs_on.labels else None
 
 
-def _labels(name: str) -> list[str]:
+def _convert_runner_name(name: str) -> list[str]:
     """Return the labels that stand for one of GitHub's runner names; any other name is a label itself."""
     lower_name = name.lower()
     if lower_name == ANY_RUNNER:
@@ -83,11 +83,11 @@ def _note_unusual_label(node: Node, name: str, runs_on: RunsOn, converter: Conve
     lower_name = name.lower()
     if lower_name.startswith("windows"):
         runs_on.is_windows = True
-        converter.note(node.position, "a job for Windows", "it waits for a runner with the label 'windows'")
+        converter.warn(node.position, "a job for Windows", "it waits for a runner with the label 'windows'")
     elif (
         not lower_name.startswith(tuple(SYSTEM_LABELS)) and lower_name not in KNOWN_LABELS and lower_name != ANY_RUNNER
     ):
-        converter.note(node.position, f"{quote(name)}, a label that is not one of GitHub's", WAITS_FOR_LABEL)
+        converter.warn(node.position, f"{quote(name)}, a label that is not one of GitHub's", WAITS_FOR_LABEL)
 
 
 def _convert_expression(
@@ -102,22 +102,22 @@ def _convert_expression(
         template = parse_template(node.value)
     except ExpressionError:
         return  # Reported already.
-    values = _values(template, combinations, unknown_axes)
+    values = _evaluate_combinations(template, combinations, unknown_axes)
     if values is not None and any(not isinstance(value, str) for value in values):
         message = "labels that are not texts, or a computed list of labels"
-        converter.unsupported(
+        converter.report_unsupported(
             node.position, message, "expected one label: write a list of labels, each of which may be an expression"
         )
         return
     names = None if values is None else [str(value) for value in values]
-    if names is not None and len(labels := {tuple(_labels(name)) for name in names}) == 1:
+    if names is not None and len(labels := {tuple(_convert_runner_name(name)) for name in names}) == 1:
         for label in labels.pop():
             runs_on.add(text_node(node.position, label))
         _note_unusual_label(node, names[0], runs_on, converter)
         return
     if names is None:
         message = "labels that are computed when a run is planned"
-        converter.note(
+        converter.warn(
             node.position, message, "a runner name of GitHub is converted then; a list of names is used as it is"
         )
     name_expression = as_expression(template)
@@ -140,12 +140,16 @@ def _convert_expression(
         runs_on.windows_if = f"startsWith({name_expression}, 'windows')"
     for name in dict.fromkeys(names or ()):
         if name.lower().startswith("windows") or not name.lower().startswith(tuple(SYSTEM_LABELS)):
-            converter.note(
-                node.position, f"the label {quote(_labels(name)[0] if _labels(name) else name)}", WAITS_FOR_LABEL
+            converter.warn(
+                node.position,
+                f"the label {quote(_convert_runner_name(name)[0] if _convert_runner_name(name) else name)}",
+                WAITS_FOR_LABEL,
             )
 
 
-def _values(template: Template, combinations: Combinations | None, unknown_axes: frozenset[str]) -> list[Value] | None:
+def _evaluate_combinations(
+    template: Template, combinations: Combinations | None, unknown_axes: frozenset[str]
+) -> list[Value] | None:
     """Return the value of a template for each combination of the matrix, or None if one is not known yet."""
     results: list[Value] = []
     for reference in (reference for expression in template.expressions for reference in context_references(expression)):

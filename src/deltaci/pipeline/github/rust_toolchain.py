@@ -45,13 +45,13 @@ def convert_rust_toolchain(uses: Node, inputs: Node | None, converter: Converter
     """
     env: dict[str, Node] = {"COMPONENTS": text_node(uses.position, ""), "TARGETS": text_node(uses.position, "")}
     if inputs is not None and inputs.kind not in (OBJECT, NULL):
-        converter.unsupported(inputs.position, f"{inputs.describe()} as 'with'", "expected names with values")
+        converter.report_unsupported(inputs.position, f"{inputs.describe()} as 'with'", "expected names with values")
         return None
     for key, value in inputs.value if inputs is not None and inputs.kind == OBJECT else ():
         name = TOOLCHAIN_INPUTS.get(key.raw.lower())
-        text = converter.text(value, "steps.with", key.raw)
+        text = converter.convert_text(value, "steps.with", key.raw)
         if name is None:
-            converter.unsupported(
+            converter.report_unsupported(
                 key.position, f"{quote(key.raw)} of {TOOLCHAIN}", f"expected {', '.join(TOOLCHAIN_INPUTS)}"
             )
         elif text is not None:
@@ -61,11 +61,11 @@ def convert_rust_toolchain(uses: Node, inputs: Node | None, converter: Converter
         env["TOOLCHAIN"] = text_node(uses.position, version)
     toolchain = env.get("TOOLCHAIN")
     if toolchain is None or (" " in toolchain.value.strip() and "${{" not in toolchain.value):
-        converter.unsupported(
+        converter.report_unsupported(
             uses.position, f"{TOOLCHAIN} without a toolchain that rustup knows", "set 'toolchain', e.g. stable"
         )
         return None
-    converter.note(uses.position, f"{TOOLCHAIN} runs rustup here", "rustup must be installed where the job runs")
+    converter.warn(uses.position, f"{TOOLCHAIN} runs rustup here", "rustup must be installed where the job runs")
     return ShellCommand(text_node(uses.position, TOOLCHAIN_SCRIPT), env)
 
 

@@ -19,16 +19,16 @@ WINDOWS_DEFAULT_SHELL: Final = "pwsh"
 
 def convert_shell(node: Node, converter: Converter, availability_key: str = "steps.run") -> Node | None:
     """Convert the name of a shell or a shell command with `{0}`. Report a problem and return None if unsupported."""
-    text = converter.text(node, availability_key, "shell")
+    text = converter.convert_text(node, availability_key, "shell")
     if text is None or "${{" in text.value:
         return text
     command = text.value.strip()
     if command == POWERSHELL:
-        converter.note(node.position, "the shell 'pwsh'", "PowerShell must be installed where the job runs")
+        converter.warn(node.position, "the shell 'pwsh'", "PowerShell must be installed where the job runs")
     if command in NAMED_SHELLS:
         return text_node(text.position, command)
     if command.split(" ")[0].lower() in WINDOWS_SHELLS:
-        converter.unsupported(
+        converter.report_unsupported(
             node.position,
             f"the shell {quote(command)}",
             "Windows shells are not supported: expected bash, sh or python",
@@ -36,7 +36,7 @@ def convert_shell(node: Node, converter: Converter, availability_key: str = "ste
         return None
     if "{0}" not in command:
         nearest_word = nearest(command, NAMED_SHELLS)
-        converter.unsupported(
+        converter.report_unsupported(
             node.position,
             f"the shell {quote(command)}",
             f"expected {', '.join(NAMED_SHELLS)}, or a command with {{0}}",

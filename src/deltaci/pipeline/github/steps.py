@@ -23,7 +23,7 @@ def convert_steps(
     `has_working_directory` says that the job sets a default working directory.
     """
     if node.kind != LIST:
-        converter.unsupported(key.position, f"{node.describe()} as 'steps'", "expected a list of steps")
+        converter.report_unsupported(key.position, f"{node.describe()} as 'steps'", "expected a list of steps")
         return None
     converted_steps: list[Node] = []
     ids: dict[str, Position] = {}
@@ -35,7 +35,7 @@ def convert_steps(
         )
         _check_id(step_node, ids, converter)
     if not node.value:
-        converter.unsupported(key.position, "a job without steps", "expected at least one")
+        converter.report_unsupported(key.position, "a job without steps", "expected at least one")
     return list_node(node.position, converted_steps)
 
 
@@ -46,7 +46,7 @@ def _check_id(node: Node, ids: dict[str, Position], converter: Converter) -> Non
             step_id = value.value.lower()
             if step_id in ids:
                 message = f"the id {quote(value.value)} a second time"
-                converter.unsupported(value.position, message, f"the step in line {ids[step_id].line} has it")
+                converter.report_unsupported(value.position, message, f"the step in line {ids[step_id].line} has it")
             ids.setdefault(step_id, value.position)
 
 
@@ -59,7 +59,7 @@ def convert_step(node: Node, converter: Converter, use: ActionUse) -> list[Node]
             for _, value in (
                 entries["with"].value.value if "with" in entries and entries["with"].value.kind == OBJECT else ()
             ):
-                converter.scalar(value, "steps.with")
+                converter.convert_scalar(value, "steps.with")
             return inline_action(use._replace(node=node, uses=uses), converter, convert_step)
     converted_step = _convert_plain_step(node, converter)
     return [converted_step] if converted_step is not None else []
@@ -67,32 +67,34 @@ def convert_step(node: Node, converter: Converter, use: ActionUse) -> list[Node]
 
 def _convert_plain_step(node: Node, converter: Converter) -> Node | None:
     if node.kind != OBJECT:
-        converter.unsupported(node.position, f"{node.describe()} as a step", "expected an object with 'run' or 'uses'")
+        converter.report_unsupported(
+            node.position, f"{node.describe()} as a step", "expected an object with 'run' or 'uses'"
+        )
         return None
     entries = read_entries(node, "a step", converter)
     converted_entries: dict[str, Node | None] = {}
     if not ("run" in entries or "uses" in entries):
         if not any(nearest(key.raw, KEY_RULES["a step"]) in ("run", "uses") for key, _ in node.value):
-            converter.unsupported(node.position, "a step without 'run' or 'uses'", "expected one of them")
+            converter.report_unsupported(node.position, "a step without 'run' or 'uses'", "expected one of them")
         return None
     if "run" in entries and "uses" in entries:
-        converter.unsupported(entries["uses"].key.position, "'uses' beside 'run'", "a step has one of them")
+        converter.report_unsupported(entries["uses"].key.position, "'uses' beside 'run'", "a step has one of them")
         return None
     if "run" in entries:
-        converted_entries["run"] = converter.text(entries["run"].value, "steps.run", "run")
+        converted_entries["run"] = converter.convert_text(entries["run"].value, "steps.run", "run")
         _convert_command_keys(entries, converted_entries, converter)
     else:
         _convert_action(entries, converted_entries, converter)
     if "name" in entries:
-        converted_entries["name"] = converter.line(entries["name"].value, "steps.name", "name")
+        converted_entries["name"] = converter.convert_line(entries["name"].value, "steps.name", "name")
     if "id" in entries:
-        converted_entries["id"] = converter.text(entries["id"].value, "steps.name", "id")
+        converted_entries["id"] = converter.convert_text(entries["id"].value, "steps.name", "id")
     convert_common_keys(entries, converted_entries, converter)
     command = converted_entries.get("run")
     if command is None and "uses" not in converted_entries:
         return None  # Reported already.
     if command is not None and not command.value.strip():
-        converter.note(entries["run"].key.position, "an empty command", "it does nothing")
+        converter.warn(entries["run"].key.position, "an empty command", "it does nothing")
         return None
     return object_node(node.position, converted_entries)
 
@@ -100,27 +102,29 @@ def _convert_plain_step(node: Node, converter: Converter) -> Node | None:
 def convert_common_keys(entries: Entries, converted_entries: dict[str, Node | None], converter: Converter) -> None:
     """Add the keys that commands and actions share: `if`, `env`, `timeout-minutes` and `continue-on-error`."""
     if "if" in entries:
-        converted_entries["if"] = converter.condition(entries["if"].value, "steps.if")
+        converted_entries["if"] = converter.convert_condition(entries["if"].value, "steps.if")
     if "env" in entries:
         converted_entries["env"] = convert_env(entries["env"].value, "steps.env", converter)
     if "timeout-minutes" in entries:
-        converted_entries["timeout-minutes"] = converter.number(
+        converted_entries["timeout-minutes"] = converter.convert_number(
             entries["timeout-minutes"].value, "steps.timeout-minutes", "timeout-minutes"
         )
     if "continue-on-error" in entries:
-        value = converter.boolean(entries["continue-on-error"].value, "steps.continue-on-error", "continue-on-error")
+        value = converter.convert_boolean(
+            entries["continue-on-error"].value, "steps.continue-on-error", "continue-on-error"
+        )
         converted_entries["continue-on-error"] = value
 
 
 def _convert_command_keys(entries: Entries, converted_entries: dict[str, Node | None], converter: Converter) -> None:
     if "with" in entries:
-        converter.unsupported(
+        converter.report_unsupported(
             entries["with"].key.position, "'with' in a step without 'uses'", "use 'env' for a command"
         )
     if "shell" in entries:
         converted_entries["shell"] = convert_shell(entries["shell"].value, converter)
     if "working-directory" in entries:
-        converted_entries["working-directory"] = converter.text(
+        converted_entries["working-directory"] = converter.convert_text(
             entries["working-directory"].value, "steps.working-directory", "working-directory"
         )
 
@@ -129,19 +133,19 @@ def _convert_action(entries: Entries, converted_entries: dict[str, Node | None],
     """Add the keys of the step that replaces an action. Add none if the action is unsupported or has no effect."""
     for name in ("shell", "working-directory"):
         if name in entries:
-            converter.unsupported(
+            converter.report_unsupported(
                 entries[name].key.position, f"{quote(name)} in a step that runs no command", "remove it"
             )
     uses = entries["uses"].value
     if uses.kind != TEXT:
-        converter.unsupported(
+        converter.report_unsupported(
             uses.position, f"{uses.describe()} as 'uses'", "expected an action, e.g. actions/checkout@v4"
         )
         return
     inputs = entries["with"].value if "with" in entries else None
     name = uses.value.partition("@")[0].strip()
     if name.lower() in IGNORED_ACTIONS:
-        converter.note(uses.position, f"the action {quote(name)} has no effect here", IGNORED_ACTIONS[name.lower()])
+        converter.warn(uses.position, f"the action {quote(name)} has no effect here", IGNORED_ACTIONS[name.lower()])
         return
     if is_rust_toolchain(uses):
         if (command := convert_rust_toolchain(uses, inputs, converter)) is not None:

@@ -34,22 +34,26 @@ def convert_strategy(node: Node, converter: Converter) -> Strategy:
     entries = read_entries(node, "'strategy'", converter)
     if "matrix" not in entries:
         for key, _ in entries.values():
-            converter.note(key.position, f"{quote(key.raw)} has no effect here", "there is no matrix")
+            converter.warn(key.position, f"{quote(key.raw)} has no effect here", "there is no matrix")
         return Strategy(None, [{}])
     matrix = _convert_matrix(entries["matrix"].value, converter)
     converted: dict[str, Node | None] = {"matrix": matrix.node}
     if "fail-fast" in entries:
-        converted["fail-fast"] = converter.boolean(entries["fail-fast"].value, AVAILABILITY_KEY, "fail-fast")
+        converted["fail-fast"] = converter.convert_boolean(entries["fail-fast"].value, AVAILABILITY_KEY, "fail-fast")
     if "max-parallel" in entries:
-        converted["max-parallel"] = converter.number(entries["max-parallel"].value, AVAILABILITY_KEY, "max-parallel")
+        converted["max-parallel"] = converter.convert_number(
+            entries["max-parallel"].value, AVAILABILITY_KEY, "max-parallel"
+        )
     return matrix._replace(node=object_node(node.position, converted))
 
 
 def _convert_matrix(node: Node, converter: Converter) -> Strategy:
     if is_expression(node):
-        return Strategy(converter.text(node, AVAILABILITY_KEY), None)
+        return Strategy(converter.convert_text(node, AVAILABILITY_KEY), None)
     if node.kind != OBJECT:
-        converter.unsupported(node.position, f"{node.describe()} as 'matrix'", "expected axes, each a list of values")
+        converter.report_unsupported(
+            node.position, f"{node.describe()} as 'matrix'", "expected axes, each a list of values"
+        )
         return Strategy(None, None)
     converted: list[tuple[Node, Node]] = []
     values_by_key: dict[str, Any] = {}
@@ -69,18 +73,18 @@ def _convert_matrix(node: Node, converter: Converter) -> Strategy:
         are_values_known = are_values_known and known_values is not None
         values_by_key[key.raw] = known_values
     if are_values_known:
-        return Strategy(Node(OBJECT, node.position, converted), _combinations(node, values_by_key, converter))
+        return Strategy(Node(OBJECT, node.position, converted), _expand_combinations(node, values_by_key, converter))
     unknown_axes = frozenset(key for key, value in values_by_key.items() if value is None)
     return Strategy(
         Node(OBJECT, node.position, converted),
-        None if unknown_axes & {*COMBINATION_LISTS} else _known_combinations(values_by_key),
+        None if unknown_axes & {*COMBINATION_LISTS} else _expand_known_axes(values_by_key),
         unknown_axes,
     )
 
 
-def _known_combinations(values: dict[str, Any]) -> list[Mapping[str, Value]] | None:
+def _expand_known_axes(values_by_key: dict[str, Any]) -> list[Mapping[str, Value]] | None:
     """Return the combinations of the known axes and `include`, ignoring `exclude`. Return None if invalid or empty."""
-    matrix = {key: value for key, value in values.items() if value is not None and key != "exclude"}
+    matrix = {key: value for key, value in values_by_key.items() if value is not None and key != "exclude"}
     try:
         return (
             [combination.values for combination in expand("job", {"matrix": matrix}).combinations] if matrix else None
@@ -91,9 +95,9 @@ def _known_combinations(values: dict[str, Any]) -> list[Mapping[str, Value]] | N
 
 def _convert_axis(key: Node, node: Node, converter: Converter) -> tuple[Node | None, list[Any] | None]:
     if is_expression(node):
-        return converter.text(node, AVAILABILITY_KEY), None
+        return converter.convert_text(node, AVAILABILITY_KEY), None
     if node.kind != LIST:
-        converter.unsupported(
+        converter.report_unsupported(
             node.position, f"{node.describe()} as the axis {quote(key.raw)}", "expected a list of values"
         )
         return None, None
@@ -103,7 +107,7 @@ def _convert_axis(key: Node, node: Node, converter: Converter) -> tuple[Node | N
         converted_item = _convert_value(item if item.kind != NULL else text_node(item.position, ""), converter)
         encoded_value = msgspec.json.encode(_to_value(converted_item))
         if encoded_value in encoded_values and OPEN.encode() not in encoded_value:
-            converter.note(item.position, f"{converted_item.describe()} a second time", "it adds no second job here")
+            converter.warn(item.position, f"{converted_item.describe()} a second time", "it adds no second job here")
             continue
         encoded_values.add(encoded_value)
         item_nodes.append(converted_item)
@@ -112,9 +116,9 @@ def _convert_axis(key: Node, node: Node, converter: Converter) -> tuple[Node | N
 
 def _convert_combination_list(key: Node, node: Node, converter: Converter) -> tuple[Node | None, list[Any] | None]:
     if is_expression(node):
-        return converter.text(node, AVAILABILITY_KEY), None
+        return converter.convert_text(node, AVAILABILITY_KEY), None
     if node.kind != LIST:
-        converter.unsupported(
+        converter.report_unsupported(
             node.position, f"{node.describe()} as {quote(key.raw)}", "expected a list of combinations"
         )
         return None, None
@@ -122,13 +126,15 @@ def _convert_combination_list(key: Node, node: Node, converter: Converter) -> tu
     encoded_values: set[bytes] = set()
     for item in node.value:
         if item.kind != OBJECT:
-            converter.unsupported(item.position, f"{item.describe()} in {quote(key.raw)}", "expected names with values")
+            converter.report_unsupported(
+                item.position, f"{item.describe()} in {quote(key.raw)}", "expected names with values"
+            )
             return None, None
         pairs = [(name, value if value.kind != NULL else text_node(value.position, "")) for name, value in item.value]
         converted_item = _convert_value(Node(OBJECT, item.position, pairs), converter)
         encoded_value = msgspec.json.encode(_to_value(converted_item))
         if encoded_value in encoded_values and OPEN.encode() not in encoded_value:
-            converter.note(item.position, "a combination a second time", "it adds no second job here")
+            converter.warn(item.position, "a combination a second time", "it adds no second job here")
             continue
         encoded_values.add(encoded_value)
         item_nodes.append(converted_item)
@@ -142,7 +148,7 @@ def _convert_value(node: Node, converter: Converter) -> Node:
         return list_node(node.position, [_convert_value(item, converter) for item in node.value])
     if node.kind == OBJECT:
         return Node(OBJECT, node.position, [(key, _convert_value(item, converter)) for key, item in node.value])
-    return node if node.kind == NULL else converter.scalar(node, AVAILABILITY_KEY) or node
+    return node if node.kind == NULL else converter.convert_scalar(node, AVAILABILITY_KEY) or node
 
 
 def _embed(node: Node, values: list[Node]) -> tuple[Node, list[Any] | None]:
@@ -154,7 +160,7 @@ def _embed(node: Node, values: list[Node]) -> tuple[Node, list[Any] | None]:
     known_values = None if any(OPEN in text for text in _all_texts(node)) else _to_value(node)
     if not any(OPEN in text for value in values if value.kind in (LIST, OBJECT) for text in _all_texts(value)):
         return node, known_values
-    return text_node(node.position, f"{OPEN} {_json_expression(node)} {CLOSE}"), known_values
+    return text_node(node.position, f"{OPEN} {_build_json_expression(node)} {CLOSE}"), known_values
 
 
 def _to_value(node: Node) -> Any:
@@ -174,21 +180,23 @@ def _all_texts(node: Node) -> list[str]:
     return [node.value] if node.kind == TEXT else []
 
 
-def _json_expression(node: Node) -> str:
+def _build_json_expression(node: Node) -> str:
     """Return the source of an expression that evaluates to a list whose texts contain expressions."""
     arguments: list[str] = []
-    pattern = _json_format(node, arguments)
+    pattern = _build_json_pattern(node, arguments)
     if not arguments:
         return f"fromJSON({_quote_string(msgspec.json.encode(_to_value(node)).decode())})"
     return f"fromJSON(format({', '.join([_quote_string(pattern), *arguments])}))"
 
 
-def _json_format(node: Node, arguments: list[str]) -> str:
+def _build_json_pattern(node: Node, arguments: list[str]) -> str:
     """Return a pattern for format() that gives JSON. Append an argument for each text with expressions."""
     if node.kind == LIST:
-        return f"[{','.join(_json_format(item, arguments) for item in node.value)}]"
+        return f"[{','.join(_build_json_pattern(item, arguments) for item in node.value)}]"
     if node.kind == OBJECT:
-        pair_texts = ",".join(f"{_escape_braces(key.raw)}:{_json_format(item, arguments)}" for key, item in node.value)
+        pair_texts = ",".join(
+            f"{_escape_braces(key.raw)}:{_build_json_pattern(item, arguments)}" for key, item in node.value
+        )
         return "{{" + pair_texts + "}}"
     if node.kind == TEXT and OPEN in node.value:
         try:
@@ -208,19 +216,21 @@ def _quote_string(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _combinations(node: Node, values: dict[str, Any], converter: Converter) -> list[Mapping[str, Value]] | None:
+def _expand_combinations(
+    node: Node, values_by_key: dict[str, Any], converter: Converter
+) -> list[Mapping[str, Value]] | None:
     """Return all combinations of a matrix. Report its problems and return None if it is invalid."""
     try:
-        return [combination.values for combination in expand("job", {"matrix": values}).combinations]
+        return [combination.values for combination in expand("job", {"matrix": values_by_key}).combinations]
     except MatrixError as error:
         for problem in error.problems:
             path = problem.path[1:]
             name = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in problem.path).lstrip(".")
-            converter.unsupported(_position(node, path), f"{name}: {problem.message}")
+            converter.report_unsupported(_position_at(node, path), f"{name}: {problem.message}")
         return None
 
 
-def _position(node: Node, path: Sequence[str | int]) -> Position:
+def _position_at(node: Node, path: Sequence[str | int]) -> Position:
     """Return the position of the node at a path within `node`, or of its nearest existing ancestor."""
     for key in path:
         if isinstance(key, int) and node.kind == LIST and key < len(node.value):

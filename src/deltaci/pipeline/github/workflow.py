@@ -86,15 +86,15 @@ class _WorkflowReader:
         if root.kind == OBJECT:
             for name in ("on", "jobs"):
                 if name not in self.entries:
-                    self.converter.unsupported(
+                    self.converter.report_unsupported(
                         root.position, f"a workflow without {quote(name)}", f"expected {quote(name)}"
                     )
 
     def result(self) -> ParsedWorkflow:
         """Convert the whole file. Called once."""
         pipeline = self._read_pipeline()
-        job_entries = self._job_entries()
-        graph = self._needs_graph(job_entries)
+        job_entries = self._read_job_entries()
+        graph = self._build_needs_graph(job_entries)
         for key, node in job_entries:
             self._read_job(key, node)
         self._mark_dependents_unsupported(graph)
@@ -129,41 +129,44 @@ class _WorkflowReader:
             concurrency = convert_concurrency(entries["concurrency"].value, "concurrency", converter)
             if concurrency is not None:
                 converted["concurrency"] = (concurrency, model.Concurrency)
-        if "name" in entries and (name := converter.line(entries["name"].value, "run-name", "name")) is not None:
+        if (
+            "name" in entries
+            and (name := converter.convert_line(entries["name"].value, "run-name", "name")) is not None
+        ):
             converted["name"] = (text_node(name.position, name.value), model.Line)
         values: dict[str, Any] = {}
         for key, (node, type_) in converted.items():
-            values[key] = self._read(node, type_, (key,), converter)
+            values[key] = self._read_node(node, type_, (key,), converter)
         if converter.problems.has_errors:
             return None
         placeholder_jobs = {"job": model.Job()}
         return model.Pipeline(**values, jobs=placeholder_jobs, timeout_minutes=RUN_TIMEOUT_MINUTES)
 
-    def _read(self, node: Node, type_: Any, path: Path, converter: Converter) -> Any:
+    def _read_node(self, node: Node, type_: Any, path: Path, converter: Converter) -> Any:
         """Return a converted node as a value of a model type. Keep its positions and expressions."""
         parsed: ParsedNode = parse_node(node, type_, path, converter.problems)
         self.positions.update(parsed.positions)
         self.expressions += parsed.expressions
         return parsed.value
 
-    def _job_entries(self) -> list[tuple[Node, Node]]:
+    def _read_job_entries(self) -> list[tuple[Node, Node]]:
         """Return ids and nodes of the jobs. Report invalid ids, and too many jobs."""
         if "jobs" not in self.entries:
             return []
         key, jobs = self.entries["jobs"]
         self.positions["jobs",] = jobs.position
         if jobs.kind != OBJECT or not jobs.value:
-            self.converter.unsupported(key.position, f"{jobs.describe()} as 'jobs'", "expected at least one job")
+            self.converter.report_unsupported(key.position, f"{jobs.describe()} as 'jobs'", "expected at least one job")
             return []
         if len(jobs.value) > model.MAX_JOBS:
-            self.converter.unsupported(
+            self.converter.report_unsupported(
                 key.position, f"{len(jobs.value):,} jobs", f"expected at most {model.MAX_JOBS:,}"
             )
         job_entries = list(jobs.value)[: model.MAX_JOBS]
         for name, _ in job_entries:
             if not _JOB_ID.fullmatch(name.raw):
                 expected = "expected letters, digits, '_' and '-', beginning with a letter or '_'"
-                self.converter.unsupported(name.position, f"the job {quote(name.raw)}", expected)
+                self.converter.report_unsupported(name.position, f"the job {quote(name.raw)}", expected)
         return job_entries
 
     def _read_job(self, key: Node, node: Node) -> None:
@@ -176,7 +179,7 @@ class _WorkflowReader:
             job_node.value.append((text_node(key.position, "secrets"), secret_list))
         result = None
         if not converter.problems.has_errors:
-            result = self._read(job_node, model.Job, ("jobs", key.raw), converter)
+            result = self._read_node(job_node, model.Job, ("jobs", key.raw), converter)
         if isinstance(result, model.Job):
             self.jobs[key.raw] = result
         else:
@@ -184,7 +187,7 @@ class _WorkflowReader:
 
     # -- needs of jobs
 
-    def _needs_graph(self, job_entries: list[tuple[Node, Node]]) -> dict[str, dict[str, Node]]:
+    def _build_needs_graph(self, job_entries: list[tuple[Node, Node]]) -> dict[str, dict[str, Node]]:
         """Return the needs of each job with their nodes, by job id. Report unknown needs and cycles."""
         ids = [key.raw for key, _ in job_entries]
         graph: dict[str, dict[str, Node]] = {name: {} for name in ids}
@@ -194,14 +197,14 @@ class _WorkflowReader:
                 job_id = {name.lower(): name for name in ids}.get(need.value.lower())
                 if job_id is None or job_id == key.raw:
                     nearest_word = nearest(need.value, ids) if job_id is None else ""
-                    self.converter.unsupported(
+                    self.converter.report_unsupported(
                         need.position, f"there is no other job {quote(need.value)}", "", nearest_word
                     )
                 elif need.kind == TEXT:
                     graph[key.raw][job_id] = need
         if cycle := find_cycle({name: list(job_needs) for name, job_needs in graph.items()}):
             position = graph[cycle[-2]][cycle[-1]].position
-            self.converter.unsupported(
+            self.converter.report_unsupported(
                 position, f"jobs that wait for each other: {' → '.join(cycle[:12])}", "remove one of these needs"
             )
         return graph
@@ -215,7 +218,7 @@ class _WorkflowReader:
                 for need, node in graph[name].items():
                     if need in self.unsupported_jobs:
                         converter = self.job_converters[name]
-                        converter.unsupported(
+                        converter.report_unsupported(
                             node.position, f"it needs {quote(need)}, which is unsupported", "see the reasons there"
                         )
                         self.unsupported_jobs[name] = _errors(converter)

@@ -69,7 +69,7 @@ def parse_node(
     For files other than pipelines, and for nodes that were converted from another format. `path` is that of the node.
     """
     reader = _Reader(problems, vocabulary)
-    value = reader.value(node, type, path, node.position)
+    value = reader.read_value(node, type, path, node.position)
     return ParsedNode(None if value is _INVALID else value, tuple(reader.expressions), reader.positions)
 
 
@@ -82,7 +82,7 @@ def parse_pipeline(content: str | bytes, file: str = DEFAULT_FILE) -> ParseResul
     except YamlError:
         return ParseResult(file=file, pipeline=None, problems=problems.in_order())
     reader = _Reader(problems)
-    pipeline = reader.value(root, model.Pipeline, (), root.position)
+    pipeline = reader.read_value(root, model.Pipeline, (), root.position)
     checks.check_nodes(root, problems)
     for _, job in pairs(child(root, "jobs")):
         validation_rules.check_rules(child(job, "validate"), text, problems, is_workstream=False)
@@ -110,7 +110,7 @@ class _Reader:
         self.positions: dict[Path, Position] = {}
         self.expressions: list[SourceExpression] = []
 
-    def value(self, node: Node, type: Any, path: Path, owner: Position) -> Any:
+    def read_value(self, node: Node, type: Any, path: Path, owner: Position) -> Any:
         """Convert a node to a value of `type`.
 
         `owner` is the position at which missing keys and values are reported.
@@ -121,7 +121,7 @@ class _Reader:
         allowed = options(type)
         for option in allowed:
             if self._fits(node, option):
-                return self._read(node, option, allowed, path, owner)
+                return self._read_option(node, option, allowed, path, owner)
         return self._report_mismatch(node, allowed, path, owner)
 
     def _fits(self, node: Node, option: Option) -> bool:
@@ -159,11 +159,11 @@ class _Reader:
         """Return whether a node is of a kind that the shorthand key of a struct allows."""
         return any(self._fits(node, option) for option in options(shape(cls).fields[cls.shorthand].type))
 
-    def _read(self, node: Node, option: Option, allowed: list[Option], path: Path, owner: Position) -> Any:
+    def _read_option(self, node: Node, option: Option, allowed: list[Option], path: Path, owner: Position) -> Any:
         """Convert a node that fits an option. `allowed` are all options of the value, for messages."""
         match option.type:
             case inspect.StrType():
-                return self._text(node, option, allowed, path)
+                return self._read_text(node, option, allowed, path)
             case inspect.LiteralType(values=values):
                 if (node.raw in values and node.kind == TEXT) or values == (node.value,):
                     return node.value
@@ -171,40 +171,40 @@ class _Reader:
                 self.problems.add(node.position, node.describe(), f"expected {describe_option(option)}", suggestion)
                 return _INVALID
             case inspect.IntType() | inspect.FloatType():
-                return self._number(node, option, allowed)
+                return self._read_number(node, option, allowed)
             case inspect.BoolType():
                 return node.value
             case inspect.AnyType():
-                return self._nested(node, path)
+                return self._read_nested(node, path)
             case inspect.VarTupleType():
-                return self._list(node, option, path, owner)
+                return self._read_list(node, option, path, owner)
             case inspect.StructType(cls=cls):
-                return self._struct(node, shape(cls), path, owner)
+                return self._read_struct(node, shape(cls), path, owner)
             case _:
-                return self._dict(node, option, path)
+                return self._read_dict(node, option, path)
 
     # -- scalars
 
-    def _text(self, node: Node, option: Option, allowed: list[Option], path: Path) -> Any:
+    def _read_text(self, node: Node, option: Option, allowed: list[Option], path: Path) -> Any:
         type, extra = option.type, option.extra
         text = node.value if node.kind == TEXT else node.raw.lower()  # `if: true` is a condition, too.
         allows_scalar = (
             any(isinstance(allowed_option.type, inspect.IntType) for allowed_option in allowed) and not type.pattern
         )
         if len(text) > (type.max_length or model.MAX_TEXT):
-            return self._invalid(
+            return self._report(
                 node, f"a text of {len(text):,} characters", f"expected at most {type.max_length or model.MAX_TEXT:,}"
             )
         is_interpolated = "${{" in text and bool(extra.get("expressions"))  # The final text is not known yet.
         if type.pattern and not re.search(type.pattern, text) and not is_interpolated:
             suggestion = BOOLEAN_WORDS.get(text.lower(), "") if self._allows_boolean(allowed) else ""
             hint = "; remove the quotes" if node.style and self._allows_number(allowed) and _is_numeric(text) else ""
-            return self._invalid(node, node.describe(), f"expected {describe_options(allowed)}{hint}", suggestion)
+            return self._report(node, node.describe(), f"expected {describe_options(allowed)}{hint}", suggestion)
         if len(text) < (type.min_length or 0):
-            return self._invalid(node, "an empty text", f"expected {describe_options(allowed)}")
+            return self._report(node, "an empty text", f"expected {describe_options(allowed)}")
         is_evaluated = extra.get("expressions") or extra.get("condition") or type.pattern == model.EXPRESSION
         if "${{" in text and not is_evaluated:
-            return self._invalid(
+            return self._report(
                 node, f"an expression, {quote(text)}", "nothing is evaluated here: write the text itself"
             )
         if extra.get("condition") or "${{" in text:
@@ -218,7 +218,7 @@ class _Reader:
             self.problems.add(node.position, message, hint, is_warning=True)
         return text
 
-    def _number(self, node: Node, option: Option, allowed: list[Option]) -> Any:
+    def _read_number(self, node: Node, option: Option, allowed: list[Option]) -> Any:
         type, number = option.type, node.value
         allows_text = any(
             isinstance(allowed_option.type, inspect.StrType) and not allowed_option.type.pattern
@@ -226,16 +226,16 @@ class _Reader:
         )
         if _LEADING_ZERO.fullmatch(node.raw):
             hint = f"put it in quotes: '{node.raw}'" if allows_text else f"write {number}"
-            return self._invalid(node, f"the number {node.raw}, which some YAML readers take as octal", hint)
+            return self._report(node, f"the number {node.raw}, which some YAML readers take as octal", hint)
         if allows_text and (node.raw != str(number) or (isinstance(number, float) and number.is_integer())):
             message = f"the number {node.raw}, which is read as {_format_number(number)}"
-            return self._invalid(node, message, f"put it in quotes: '{node.raw}'")
+            return self._report(node, message, f"put it in quotes: '{node.raw}'")
         is_too_low = (type.ge is not None and number < type.ge) or (type.gt is not None and number <= type.gt)
         if is_too_low or (type.le is not None and number > type.le):
-            return self._invalid(node, node.describe(), f"expected {describe_options(allowed)}")
+            return self._report(node, node.describe(), f"expected {describe_options(allowed)}")
         return float(number) if isinstance(type, inspect.FloatType) else number
 
-    def _invalid(self, node: Node, found: str, expected: str, suggestion: str = "") -> Any:
+    def _report(self, node: Node, found: str, expected: str, suggestion: str = "") -> Any:
         """Report a problem at a node. Return `_INVALID`."""
         self.problems.add(node.position, found, expected, suggestion)
         return _INVALID
@@ -270,53 +270,51 @@ class _Reader:
             suggestion = BOOLEAN_WORDS.get(node.value.lower(), "") if self._allows_boolean(allowed) else ""
             if node.style and self._allows_number(allowed) and _is_numeric(node.value):
                 expected += "; remove the quotes"
-        return self._invalid(node, message, expected, suggestion)
+        return self._report(node, message, expected, suggestion)
 
     # -- lists and objects
 
-    def _list(self, node: Node, option: Option, path: Path, owner: Position) -> Any:
+    def _read_list(self, node: Node, option: Option, path: Path, owner: Position) -> Any:
         type, items = option.type, node.value if node.kind == LIST else [node]
         if len(items) < (type.min_length or 0):
-            return self._invalid(
+            return self._report(
                 node, "an empty list", f"expected at least one: {describe_options(options(type.item_type))}"
             )
         if type.max_length is not None and len(items) > type.max_length:
-            return self._invalid(node, f"a list of {len(items):,}", f"expected at most {type.max_length:,}")
+            return self._report(node, f"a list of {len(items):,}", f"expected at most {type.max_length:,}")
         values = [
-            self.value(item, type.item_type, (*path, index), item.position if node.kind == LIST else owner)
+            self.read_value(item, type.item_type, (*path, index), item.position if node.kind == LIST else owner)
             for index, item in enumerate(items)
         ]
         return _INVALID if _INVALID in values else tuple(values)
 
-    def _nested(self, node: Node, path: Path) -> Any:
+    def _read_nested(self, node: Node, path: Path) -> Any:
         """Convert a node of any kind to builtin values. Report expressions, because nothing inside it is evaluated."""
         self.positions[path] = node.position
         if node.kind == LIST:
-            items = [self._nested(item, (*path, index)) for index, item in enumerate(node.value)]
+            items = [self._read_nested(item, (*path, index)) for index, item in enumerate(node.value)]
             return _INVALID if _INVALID in items else items
         if node.kind == OBJECT:
-            values = {key.raw: self._nested(value, (*path, key.raw)) for key, value in node.value}
+            values = {key.raw: self._read_nested(value, (*path, key.raw)) for key, value in node.value}
             return _INVALID if any(value is _INVALID for value in values.values()) else values
         if node.kind == TEXT and "${{" in node.value:
             hint = "nothing is evaluated inside a list or an object here: write the whole value as an expression"
-            return self._invalid(node, f"an expression, {quote(node.value)}", hint)
+            return self._report(node, f"an expression, {quote(node.value)}", hint)
         return node.value
 
-    def _dict(self, node: Node, option: Option, path: Path) -> Any:
+    def _read_dict(self, node: Node, option: Option, path: Path) -> Any:
         type, values = option.type, {}
         if len(node.value) < (type.min_length or 0):
             noun = "jobs" if path == ("jobs",) else "keys"
-            return self._invalid(node, f"an object without {noun}", "expected at least one")
+            return self._report(node, f"an object without {noun}", "expected at least one")
         if type.max_length is not None and len(node.value) > type.max_length:
-            return self._invalid(
-                node, f"an object of {len(node.value):,} keys", f"expected at most {type.max_length:,}"
-            )
+            return self._report(node, f"an object of {len(node.value):,} keys", f"expected at most {type.max_length:,}")
         for key, value in node.value:
-            name = self._key(key, type.key_type)
-            values[name] = self.value(value, type.value_type, (*path, key.raw), key.position)
+            name = self._read_key(key, type.key_type)
+            values[name] = self.read_value(value, type.value_type, (*path, key.raw), key.position)
         return _INVALID if _INVALID in values or _INVALID in values.values() else values
 
-    def _key(self, key: Node, type: Any) -> Any:
+    def _read_key(self, key: Node, type: Any) -> Any:
         """Return the text of a key, or report that it violates the limits of `type`."""
         [option] = options(type)
         text_type = option.type
@@ -325,21 +323,21 @@ class _Reader:
         self.problems.add(key.position, f"the name {quote(key.raw)}", f"expected {describe_option(option)}")
         return _INVALID
 
-    def _struct(self, node: Node, struct_shape: Shape, path: Path, owner: Position) -> Any:
+    def _read_struct(self, node: Node, struct_shape: Shape, path: Path, owner: Position) -> Any:
         """Convert a node to a struct. Report unknown and missing keys."""
         if node.kind != OBJECT:
-            return self._struct_without_keys(node, struct_shape, path, owner)
+            return self._read_struct_without_keys(node, struct_shape, path, owner)
         values: dict[str, Any] = {}
         extra_values: dict[str, Any] = {}
         intended: set[str] = set()  # Keys that were probably intended by unknown keys: not reported as missing as well.
         for key, value in node.value:
             key_path = (*path, key.raw)
             if field := struct_shape.fields.get(key.raw):
-                values[field.name] = self.value(value, field.type, key_path, key.position)
+                values[field.name] = self.read_value(value, field.type, key_path, key.position)
             elif struct_shape.extra_keys is not None:
                 [option] = options(struct_shape.extra_keys.type)
-                name = self._key(key, option.type.key_type)
-                extra_values[name] = self.value(value, option.type.value_type, key_path, key.position)
+                name = self._read_key(key, option.type.key_type)
+                extra_values[name] = self.read_value(value, option.type.value_type, key_path, key.position)
             else:
                 intended.add(self._report_unknown_key(key, struct_shape))
         missing = [name for name, field in struct_shape.fields.items() if field.required and field.name not in values]
@@ -357,7 +355,7 @@ class _Reader:
         extra_fields = {struct_shape.extra_keys.name: extra_values} if struct_shape.extra_keys is not None else {}
         return struct_shape.cls(**values, **extra_fields)
 
-    def _struct_without_keys(self, node: Node, struct_shape: Shape, path: Path, owner: Position) -> Any:
+    def _read_struct_without_keys(self, node: Node, struct_shape: Shape, path: Path, owner: Position) -> Any:
         """Read a struct that is not written as an object: null, one key name, a list of key names, or its shorthand."""
         cls = struct_shape.cls
         if node.kind == NULL:
@@ -365,20 +363,20 @@ class _Reader:
         if cls.accepts_key_names:
             name_nodes = node.value if node.kind == LIST else [node]
             if not name_nodes:
-                return self._invalid(node, "an empty list", f"expected {join_words(list(struct_shape.fields))}")
+                return self._report(node, "an empty list", f"expected {join_words(list(struct_shape.fields))}")
             empty_values = [(name_node, Node(NULL, name_node.position)) for name_node in name_nodes]
             non_text = next((name_node for name_node in name_nodes if name_node.kind != TEXT), None)
             if non_text is not None:
                 expected = f"expected {join_words(list(struct_shape.fields))}"
-                return self._invalid(non_text, non_text.describe(), expected)
+                return self._report(non_text, non_text.describe(), expected)
             seen_names: set[str] = set()
             for name_node in name_nodes:
                 if name_node.raw in seen_names:
                     self.problems.add(name_node.position, f"{quote(name_node.raw)} a second time", "name each once")
                 seen_names.add(name_node.raw)
-            return self._struct(Node(OBJECT, node.position, empty_values), struct_shape, path, owner)
+            return self._read_struct(Node(OBJECT, node.position, empty_values), struct_shape, path, owner)
         field = struct_shape.fields[cls.shorthand]
-        value = self.value(node, field.type, (*path, cls.shorthand), owner)
+        value = self.read_value(node, field.type, (*path, cls.shorthand), owner)
         return _INVALID if value is _INVALID else cls(**{field.name: value})
 
     def _report_unknown_key(self, key: Node, struct_shape: Shape) -> str:

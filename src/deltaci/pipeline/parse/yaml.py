@@ -153,9 +153,9 @@ class _Builder:
                 self._begin_document(event, position)
             case AliasEvent():
                 aliased = self._resolve_alias(event.anchor, position)
-                self._add(aliased, "", aliased.size)
+                self._add_node(aliased, "", aliased.size)
             case ScalarEvent():
-                self._add(self._scalar(event, position), event.anchor or "")
+                self._add_node(self._build_scalar(event, position), event.anchor or "")
             case SequenceStartEvent() | MappingStartEvent():
                 kind = LIST if isinstance(event, SequenceStartEvent) else OBJECT
                 self._has_rejected_tag(event.tag, kind, position)
@@ -166,10 +166,10 @@ class _Builder:
                 self._open.append((Node(kind, position), [], event.anchor or ""))
             case SequenceEndEvent() | MappingEndEvent():
                 node, children, anchor = self._open.pop()
-                node.value = children if node.kind == LIST else self._pairs(children)
+                node.value = children if node.kind == LIST else self._build_pairs(children)
                 node.size = 1 + sum(child.size for child in children)
                 node.depth = 1 + max((child.depth for child in children), default=0)
-                self._add(node, anchor)
+                self._add_node(node, anchor)
 
     def _fail(self, position: Position, found: str, expected: str, suggestion: str = "") -> NoReturn:
         """Report a problem and raise `YamlError`."""
@@ -185,7 +185,7 @@ class _Builder:
                 Position(), "a directive that changes how the file is read", "remove the line that begins with '%'"
             )
 
-    def _add(self, node: Node, anchor: str, count: int = 1) -> None:
+    def _add_node(self, node: Node, anchor: str, count: int = 1) -> None:
         """Add a complete node to the innermost open list or object. `count` is the number of nodes that it adds."""
         self._node_count += count  # The children of a node were counted before; an alias repeats them all.
         if self._node_count > MAX_NODES:
@@ -219,7 +219,7 @@ class _Builder:
             self.problems.add(position, f"the tag {quote(name)}, and tags are not allowed", hint)
         return is_rejected
 
-    def _scalar(self, event: Any, position: Position) -> Node:
+    def _build_scalar(self, event: Any, position: Position) -> Node:
         text, style = str(event.value), str(event.style or "")
         if event.tag is not None:
             is_rejected = self._has_rejected_tag(event.tag, TEXT, position)
@@ -227,7 +227,7 @@ class _Builder:
         kind, value = (TEXT, text) if style else resolve_scalar(text)
         return Node(kind, position, value, text, style)
 
-    def _pairs(self, children: list[Node]) -> list[tuple[Node, Node]]:
+    def _build_pairs(self, children: list[Node]) -> list[tuple[Node, Node]]:
         """Return keys and values of an object, with merged ones (`<<`). Report invalid and repeated keys."""
         direct_pairs: dict[str, tuple[Node, Node]] = {}
         merged_pairs: dict[str, tuple[Node, Node]] = {}

@@ -203,7 +203,7 @@ class _Compiler:
     ) -> CompileResult:
         specs = [job.spec for job in planned_jobs]
         timeout_seconds = self._pipeline.timeout_minutes * 60
-        group, cancels_in_progress = self._group(self._pipeline.concurrency, ("concurrency",), context_values)
+        group, cancels_in_progress = self._evaluate_group(self._pipeline.concurrency, ("concurrency",), context_values)
         try:
             dependents(specs)
         except Refused as refused:
@@ -243,7 +243,7 @@ class _Compiler:
         # check its needs themselves.
         self._visible_needs[job_id] = visible_needs if job.approval is not None else ()
         self._may_skip[job_id] = condition is not None and job.approval is None
-        need_names = self._names_of(needs)
+        need_names = self._planned_names(needs)
         planned_jobs = []
         for index, matrix_job in enumerate(matrix_jobs):
             if self._bytes > MAX_PLAN_BYTES or self._interpolator.problems.is_full:
@@ -260,11 +260,11 @@ class _Compiler:
                 "priority": min(job.priority, 0) if self._settings.cache_scope else job.priority,
             }
             if job.approval is not None:
-                spec = self._approval_spec(selected, job.approval, shared_fields)
+                spec = self._build_approval_spec(selected, job.approval, shared_fields)
             else:
-                result_names = (*self._names_of(visible_needs), *sorted(selected.excluded_needs))
-                instance = self._instance(selected, job, matrix_job, context_values, condition, result_names)
-                spec = self._runner_spec(instance, shared_fields)
+                result_names = (*self._planned_names(visible_needs), *sorted(selected.excluded_needs))
+                instance = self._create_instance(selected, job, matrix_job, context_values, condition, result_names)
+                spec = self._build_runner_spec(instance, shared_fields)
             choice = selected.choice
             planned_jobs.append(
                 PlannedJob(
@@ -278,11 +278,11 @@ class _Compiler:
             )
         return planned_jobs
 
-    def _names_of(self, ids: Collection[str]) -> tuple[str, ...]:
+    def _planned_names(self, ids: Collection[str]) -> tuple[str, ...]:
         """Return the names of the planned jobs for these job ids."""
         return tuple(name for id in ids for name in self._names[id])
 
-    def _instance(
+    def _create_instance(
         self,
         selected: SelectedJob,
         job: model.Job,
@@ -309,7 +309,7 @@ class _Compiler:
             path=path, job=job, contexts=job_contexts, condition=condition, needs=result_names, title=title
         )
 
-    def _runner_spec(self, instance: JobInstance, shared_fields: dict[str, Any]) -> JobSpec:
+    def _build_runner_spec(self, instance: JobInstance, shared_fields: dict[str, Any]) -> JobSpec:
         """Return the spec of a job for a runner. `shared_fields` are the fields that approvals have, too."""
         job, path, job_contexts, interpolator = instance.job, instance.path, instance.contexts, self._interpolator
         work = job_specs.build_job_spec(self._settings, instance, interpolator)
@@ -322,7 +322,7 @@ class _Compiler:
                 interpolator.report(path, f"{work_size:,} bytes of steps in the job {quote(str(path[-1]))}", expected)
         except msgspec.ValidationError as error:
             interpolator.report(path, f"the job {quote(str(path[-1]))}, which no runner would accept", str(error))
-        group, cancels_in_progress = self._group(job.concurrency, (*path, "concurrency"), job_contexts)
+        group, cancels_in_progress = self._evaluate_group(job.concurrency, (*path, "concurrency"), job_contexts)
         if cancels_in_progress:
             expected = "expected it at the top of the file: only whole runs are cancelled"
             interpolator.report((*path, "concurrency"), "'cancel-in-progress' of a job", expected, is_warning=True)
@@ -341,12 +341,14 @@ class _Compiler:
             **shared_fields,
             is_required=not interpolator.boolean((*path, "allow_failure"), job.allow_failure, job_contexts),
             timeout_seconds=job_specs.minutes_to_seconds(minutes),
-            queue_key=queue_key(self._labels(job, path, job_contexts)),
+            queue_key=queue_key(self._evaluate_labels(job, path, job_contexts)),
             group=group,
             work=encoded_work,
         )
 
-    def _approval_spec(self, selected: SelectedJob, approval: model.Approval, shared_fields: dict[str, Any]) -> JobSpec:
+    def _build_approval_spec(
+        self, selected: SelectedJob, approval: model.Approval, shared_fields: dict[str, Any]
+    ) -> JobSpec:
         """Return the spec of an approval. `shared_fields` are the fields that jobs for runners have, too."""
         if selected.condition.remaining is not None:
             message = "a condition of an approval that is not known when planning"
@@ -361,7 +363,7 @@ class _Compiler:
             gate=Gate(role=approval.role or "", approvers=approval.approvers, not_by_starter=approval.not_by_starter),
         )
 
-    def _labels(self, job: model.Job, path: Path, job_contexts: Mapping[str, Any]) -> list[str]:
+    def _evaluate_labels(self, job: model.Job, path: Path, job_contexts: Mapping[str, Any]) -> list[str]:
         """Return the evaluated labels of `runs-on`. Report invalid ones."""
         labels: list[str] = []
         for index, label in enumerate(job.runs_on):
@@ -376,7 +378,7 @@ class _Compiler:
                 labels.append(text)
         return labels
 
-    def _group(
+    def _evaluate_group(
         self, concurrency: model.Concurrency | None, path: Path, context_values: Mapping[str, Any]
     ) -> tuple[str, bool]:
         """Return the name of a concurrency group, or "", and whether a new run cancels the one in progress.

@@ -80,7 +80,7 @@ def decide_condition(
         return ConditionResult(holds=None, remaining=reduced.expression, uses_status=uses_status)
     if holds:
         return ConditionResult(holds=True, uses_status=uses_status)
-    reason = _reason_false(expression, known_contexts, skipped)
+    reason = _explain_false(expression, known_contexts, skipped)
     return ConditionResult(holds=False, uses_status=uses_status, reason=reason)
 
 
@@ -124,7 +124,7 @@ def _replace_skipped(expression: Expression, skipped: Collection[str]) -> Expres
     return replace_nodes(expression, find_replacement) if names else expression
 
 
-def _reason_false(expression: Expression, known_contexts: Contexts, skipped: Collection[str]) -> str:
+def _explain_false(expression: Expression, known_contexts: Contexts, skipped: Collection[str]) -> str:
     """Return the reason for a false condition, with the values of its references, as a message."""
     text = format_expression(expression)
     descriptions = []

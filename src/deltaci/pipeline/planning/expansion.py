@@ -55,7 +55,7 @@ class MatrixExpander:
 
         Report problems of its matrix and return none.
         """
-        expansion = self._expansion(job_id)
+        expansion = self._expand_strategy(job_id)
         if expansion is None:
             return []
         matrix_jobs = []
@@ -108,12 +108,12 @@ class MatrixExpander:
                 is_requested = is_requested and to_text(values[axis]) in requested_values
         return is_requested
 
-    def _expansion(self, job_id: str) -> Expansion | None:
+    def _expand_strategy(self, job_id: str) -> Expansion | None:
         """Return the expanded strategy of a job. Report problems and return None if it is invalid."""
         strategy = self._pipeline.jobs[job_id].strategy
         path: Path = ("jobs", job_id, "strategy")
         problem_count = len(self._interpolator.problems)
-        resolved = self._resolve(strategy, path) if strategy is not None else None
+        resolved = self._evaluate_strategy(strategy, path) if strategy is not None else None
         if len(self._interpolator.problems) > problem_count:
             return None
         try:
@@ -126,7 +126,7 @@ class MatrixExpander:
             self._interpolator.report((*path, *note.path), *split_message(note.message), is_warning=True)
         return expansion
 
-    def _resolve(self, strategy: model.Strategy, path: Path) -> dict[str, Any]:
+    def _evaluate_strategy(self, strategy: model.Strategy, path: Path) -> dict[str, Any]:
         """Return a strategy as plain values with all expressions evaluated. Report problems of the expressions."""
         evaluate, context_values = self._interpolator.value, self._context_values
         resolved: dict[str, Any] = {}
@@ -136,11 +136,11 @@ class MatrixExpander:
         else:
             matrix_path = (*path, "matrix")
             axes: dict[str, Any] = {
-                name: self._axis_values((*matrix_path, name), axis) for name, axis in matrix.axes.items()
+                name: self._evaluate_axis((*matrix_path, name), axis) for name, axis in matrix.axes.items()
             }
             for key, rows in (("include", matrix.include), ("exclude", matrix.exclude)):
                 if rows:
-                    axes[key] = self._rows((*matrix_path, key), rows)
+                    axes[key] = self._evaluate_rows((*matrix_path, key), rows)
             resolved["matrix"] = axes
         resolved["fail-fast"] = self._interpolator.boolean((*path, "fail-fast"), strategy.fail_fast, context_values)
         if strategy.max_parallel is not None:
@@ -150,14 +150,14 @@ class MatrixExpander:
             resolved["max-parallel"] = int(limit) if limit == int(limit) else limit
         return resolved
 
-    def _axis_values(self, path: Path, axis: tuple[Any, ...] | str) -> Any:
+    def _evaluate_axis(self, path: Path, axis: tuple[Any, ...] | str) -> Any:
         if isinstance(axis, str):
             return self._interpolator.value(path, axis, self._context_values)
         return [
             self._interpolator.value((*path, index), value, self._context_values) for index, value in enumerate(axis)
         ]
 
-    def _rows(self, path: Path, rows: Any) -> Any:
+    def _evaluate_rows(self, path: Path, rows: Any) -> Any:
         if isinstance(rows, str):
             return self._interpolator.value(path, rows, self._context_values)
         return [

@@ -79,16 +79,20 @@ class _SpecBuilder:
     def build(self) -> wire.JobSpec:
         job, is_trusted = self._job, not self._settings.cache_scope
         env = {name: to_text(value) for name, value in {**self._settings.pipeline.env, **job.env}.items()}
-        condition = self._condition(self._instance.condition, job.if_, ("if",))
-        steps = list(self._steps())
-        services, artifacts, caches = list(self._services()), list(self._artifacts()), list(self._caches())
-        rules = self._rules()
+        condition = self._format_condition(self._instance.condition, job.if_, ("if",))
+        steps = list(self._build_steps())
+        services, artifacts, caches = (
+            list(self._build_services()),
+            list(self._build_artifacts()),
+            list(self._build_caches()),
+        )
+        rules = self._build_rules()
         self._add_references(("env",), env.values())
         self._add_references(("outputs",), job.outputs.values())
         has_checkout = any(step.uses == "checkout" for step in steps)
         return wire.JobSpec(
             name=self._instance.title,
-            image=self._text("image", job.image or ""),
+            image=self._evaluate_text("image", job.image or ""),
             steps=steps,  # type: ignore[arg-type]  # list is invariant: the field also allows texts.
             env=env,
             artifacts=artifacts,
@@ -96,7 +100,7 @@ class _SpecBuilder:
             executor=job.executor if is_trusted or job.executor != "process" else None,
             network=job.network,
             limits=parse_limits(job.limits),
-            output_path=self._text("output-path", job.output_path or ""),
+            output_path=self._evaluate_text("output-path", job.output_path or ""),
             secrets=list(job.secrets) if is_trusted else [],
             optional_secrets=self._optional_secrets() if is_trusted else [],
             cache_scope=self._settings.cache_scope,
@@ -104,14 +108,14 @@ class _SpecBuilder:
             services=services,
             rules=rules,
             needs=list(self._instance.needs),
-            contexts=self._contexts(),
+            contexts=self._select_contexts(),
             condition=condition,
             outputs=dict(job.outputs),
         )
 
     # -- texts
 
-    def _text(self, *path: str | int) -> str:
+    def _evaluate_text(self, *path: str | int) -> str:
         """Return a text with its expressions evaluated.
 
         The last argument is the text, the others its path in the job.
@@ -130,7 +134,7 @@ class _SpecBuilder:
                     if f"GITHUB_{run_key.upper()}" in text
                 ]
 
-    def _condition(self, expression: Expression | None, original: str | None, path: Path) -> str:
+    def _format_condition(self, expression: Expression | None, original: str | None, path: Path) -> str:
         """Return a condition as text, "" for None. Report one that is too long, and collect its references."""
         if expression is None:
             return ""
@@ -145,7 +149,7 @@ class _SpecBuilder:
         self._references += context_references(formatted_expression)
         return text
 
-    def _contexts(self) -> dict[str, Any]:
+    def _select_contexts(self) -> dict[str, Any]:
         """Return the values of the known contexts that the collected references read."""
         contexts = {}
         for name in SENT_CONTEXTS:
@@ -156,7 +160,7 @@ class _SpecBuilder:
 
     # -- steps
 
-    def _steps(self) -> Iterator[wire.Step]:
+    def _build_steps(self) -> Iterator[wire.Step]:
         """Yield the steps of the job, after a checkout step unless the job has one or disables it."""
         steps = self._job.steps or ()
         checkout = self._job.checkout
@@ -166,9 +170,9 @@ class _SpecBuilder:
         if checkout is not False and self._settings.source is not None and not has_checkout_step:
             yield wire.Step(uses="checkout", name="checkout")
         for index, step in enumerate(steps):
-            yield self._step(step, ("steps", index))
+            yield self._build_step(step, ("steps", index))
 
-    def _step(self, step: model.Step, path: Path) -> wire.Step:
+    def _build_step(self, step: model.Step, path: Path) -> wire.Step:
         contexts, full_path = self._instance.contexts, (*self._instance.path, *path)
         defaults = (self._job.defaults.run, self._settings.pipeline.defaults.run)
         env = {name: to_text(value) for name, value in step.env.items()}
@@ -198,11 +202,11 @@ class _SpecBuilder:
             uses=step.uses,
             inputs=inputs,
             id=step.id or "",
-            condition=self._step_condition(step.if_, (*path, "if")),
+            condition=self._format_step_condition(step.if_, (*path, "if")),
             shell=shell,
         )
 
-    def _step_condition(self, original: str | None, path: Path) -> str:
+    def _format_step_condition(self, original: str | None, path: Path) -> str:
         """Return the `if` of a step, reduced by the known contexts, as text. Report an invalid one."""
         try:
             parsed = self._interpolator.condition(original)
@@ -210,7 +214,7 @@ class _SpecBuilder:
         except ExpressionError as error:
             self._interpolator.report_expression((*self._instance.path, *path), original or "", error.problem)
             return ""
-        return self._condition(expression, original, path)
+        return self._format_condition(expression, original, path)
 
     # -- other fields
 
@@ -221,7 +225,7 @@ class _SpecBuilder:
             return source
         return replace(source, depth=checkout)
 
-    def _services(self) -> Iterator[wire.Service]:
+    def _build_services(self) -> Iterator[wire.Service]:
         for name, service in sorted(self._job.services.items()):
             env = {key: to_text(value) for key, value in service.env.items()}
             self._add_references(("services", name, "env"), env.values())
@@ -231,16 +235,16 @@ class _SpecBuilder:
                 image=service.image,
                 env=env,
                 ports=[str(port) for port in service.ports],
-                command=self._text("services", name, "command", service.command or ""),
-                health=self._text("services", name, "health", service.health or ""),
+                command=self._evaluate_text("services", name, "command", service.command or ""),
+                health=self._evaluate_text("services", name, "health", service.health or ""),
             )
 
-    def _artifacts(self) -> Iterator[wire.ArtifactRule]:
+    def _build_artifacts(self) -> Iterator[wire.ArtifactRule]:
         for index, artifact in enumerate(self._job.artifacts):
             self._add_references(("artifacts", index, "path"), (artifact.path,))
             yield wire.ArtifactRule(path_glob=artifact.path, type=artifact.type)
 
-    def _caches(self) -> Iterator[wire.CacheRule]:
+    def _build_caches(self) -> Iterator[wire.CacheRule]:
         for cache_index, cache in enumerate(self._job.caches):
             path = ("caches", cache_index)
             self._add_references(path, (cache.key, *cache.paths))
@@ -249,15 +253,17 @@ class _SpecBuilder:
                 paths=list(cache.paths),
                 type=cache.type,
                 lock_files=[
-                    self._text(*path, "lock-files", index, lock_file)
+                    self._evaluate_text(*path, "lock-files", index, lock_file)
                     for index, lock_file in enumerate(cache.lock_files or ())
                 ],
             )
 
-    def _rules(self) -> list[wire.ValidationRule]:
+    def _build_rules(self) -> list[wire.ValidationRule]:
         for index, rule in enumerate(self._job.validate):
             self._add_references(("validate", index), evaluated_texts(rule))
-        return protocol_rules(self._job.validate, lambda index, name: self._text("validate", index, "name", name))
+        return protocol_rules(
+            self._job.validate, lambda index, name: self._evaluate_text("validate", index, "name", name)
+        )
 
     def _optional_secrets(self) -> list[str]:
         """Return the secrets that the job references without declaring them, if references grant secrets; else none.

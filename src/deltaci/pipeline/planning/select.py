@@ -131,15 +131,15 @@ class _Selection:
         self._patterns: list[Pattern] = []
         self._owners: list[list[tuple[str | None, int]]] = []  # pattern number -> owners, with its index in their lists
         self._patterns_by_owner: dict[str | None, tuple[Pattern, ...]] = {}
-        self._add(None, "the paths that affect everything", always)
+        self._add_patterns(None, "the paths that affect everything", always)
         for job in self._jobs.values():
-            self._check(job)
-            self._add(job.name, f"job {job.name!r}", job.paths)
+            self._check_job(job)
+            self._add_patterns(job.name, f"job {job.name!r}", job.paths)
             self._start_folders[job.name] = self._start_folders_of(job)
         self._automaton = Automaton([pattern.steps for pattern in self._patterns])
         self.size = self._automaton.size + sum(map(len, self._owners))
 
-    def _check(self, job: SelectableJob) -> None:
+    def _check_job(self, job: SelectableJob) -> None:
         """Raise `Refused` if a job consumes outputs of a job that it does not need, or names an undeclared project."""
         if missing := sorted(set(job.consumes or ()) - set(job.needs)):
             raise Refused("bad_spec", f"job {job.name!r} uses outputs of {missing[0]!r}; add it to its needs as well")
@@ -149,7 +149,7 @@ class _Selection:
                     "bad_spec", f"job {job.name!r} belongs to project {name!r}, which is not declared; declare it"
                 )
 
-    def _add(self, owner: str | None, label: str, texts: Sequence[str]) -> None:
+    def _add_patterns(self, owner: str | None, label: str, texts: Sequence[str]) -> None:
         """Parse the patterns of an owner and register them. `label` names the owner in errors."""
         try:
             self._patterns_by_owner[owner] = parse_all(texts)
@@ -223,13 +223,13 @@ class _Selection:
             path_state = self._automaton.walk(path[len(folder) :].rstrip("/"), folder_state)
             if path_state.matches not in decided_matches:
                 decided_matches.add(path_state.matches)
-                self._decide(path_state.matches, path, match_by_owner)
+                self._record_matches(path_state.matches, path, match_by_owner)
             if path.endswith("/"):
                 possible_matches = self._automaton.possible(self._automaton.walk("/", path_state))
-                self._decide(possible_matches, path, match_by_owner, is_certain=False)
+                self._record_matches(possible_matches, path, match_by_owner, is_certain=False)
         return match_by_owner
 
-    def _decide(
+    def _record_matches(
         self,
         pattern_numbers: Iterable[int],
         path: str,
