@@ -4,8 +4,9 @@
     python -m scripts.equivalence --only texts --only data --commit 1234abc
 
     histories   200 simulated histories have the same digest of events
-    data        a database and blob folder written by the old commit are read back through the API with equal answers
-                (ages, durations and the time of an answer are not compared)
+    data        a database and blob folder written by the old commit are read back through the API and the --json output
+                of the command line with equal results (ages, durations and the time of an answer are not compared)
+    postgresql  the same with PostgreSQL instead of SQLite
     mixed       old runner and new server, new runner and old server, old client and new server finish a pipeline,
                 and a runner of the other commit takes over the folder of the runner
     texts       generated OpenAPI, JSON schemas, protocol, machines and --help are equal
@@ -25,15 +26,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx
 
 from scripts.docgen.api_contract import contract
+from tests.support.postgres_server import PostgresServer
 
 ROOT: Final = Path(__file__).parent.parent
 FIRST_CHANGE: Final = "wire: make stored and sent names independent of Python names"
@@ -43,13 +45,20 @@ SCHEMAS: Final = ("pipeline.schema.json", "workstream.schema.json")
 TEXTS: Final = ("protocol.md", "machines.md", "cli.md")
 GENERATED_BY: Final = re.compile("make fix|is written by: python -m")  # How a page is made may change.
 TIMEOUT_SECONDS: Final = 300
+LIST_COMMANDS: Final = (
+    *("runs", "changes", "ws list", "template list", "project list", "workers list", "key list", "secret list"),
+    *("whoami", "flaky"),
+)
+RUN_COMMANDS: Final = ("show", "explain", "outputs", "costs", "artifacts list")
 
 # Run by the old commit: write everything that the pages of the web interface show, and print an API key.
 WRITE_DATA: Final = """
 import sys
 from pathlib import Path
 from tests.browser.scene import Scene
-scene = Scene(Path(sys.argv[1])).open()
+scene = Scene(Path(sys.argv[1]))
+scene.house._words += tuple(sys.argv[2:])
+scene.open()
 try:
     print(scene.house.key("ada"))
 finally:
@@ -129,10 +138,10 @@ class Source(NamedTuple):
             process.communicate(timeout=TIMEOUT_SECONDS)
 
     @contextmanager
-    def server(self, data: Path) -> Iterator[str]:
+    def server(self, data: Path, *options: str) -> Iterator[str]:
         """Run a server on a data folder; the URL at which it listens."""
         words = ("server", "--data", str(data), "--host", "127.0.0.1", "--port", "0", "--allow-repositories", "file")
-        with self.started(*words, cwd=data) as process:
+        with self.started(*words, *options, cwd=data) as process:
             assert process.stdout is not None
             line = process.stdout.readline()
             assert "listening on" in line, f"the {self.name} server did not start; see {data}/{self.name}-server.log"
@@ -161,20 +170,58 @@ def compare_histories(old: Source, new: Source) -> Iterator[str]:
 
 
 def compare_data(old: Source, new: Source) -> Iterator[str]:
-    """Let the old commit write data, read all of it with servers of both commits, and return the differences."""
+    """Compare what both commits read from an SQLite database, which is in the data folder."""
+    yield from compare_stored(old, new, (), lambda: ())
+
+
+def compare_postgresql(old: Source, new: Source) -> Iterator[str]:
+    """Compare what both commits read from a PostgreSQL database."""
+    with PostgresServer() as postgres:
+        dsn = postgres.create_database()
+        database = urlsplit(dsn).path.strip("/")
+        yield from compare_stored(
+            old, new, ("--store", dsn), lambda: ("--store", postgres.create_database(template=database))
+        )
+
+
+def compare_stored(
+    old: Source, new: Source, options: tuple[str, ...], copy_options: Callable[[], tuple[str, ...]]
+) -> Iterator[str]:
+    """Let the old commit write data, read it with servers and commands of both commits, and return the differences.
+
+    `options` are those of the server that writes. `copy_options` copies its store and returns those of a server that
+    reads the copy.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        key = old.run([sys.executable, "-c", WRITE_DATA, folder]).strip()
-        answers = []
+        key = old.run([sys.executable, "-c", WRITE_DATA, folder, *options]).strip()
+        results: list[dict[str, list[str]]] = []
         for source in (old, new):
             copy = Path(folder, f"read-by-{source.name}")
             shutil.copytree(Path(folder, "house"), copy)
-            with source.server(copy) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+            with (
+                source.server(copy, *copy_options()) as url,
+                httpx.Client(base_url=url, trust_env=False, timeout=60) as client,
+            ):
                 client.headers["Authorization"] = f"Bearer {key}"
-                answers.append(dict(crawl(client)))
-        print(f"data: {len(answers[0])} answers, {sum(map(len, answers[0].values())):,} lines")
-        assert len(answers[0]) > 100
-        for path in sorted(answers[0].keys() | answers[1].keys()):
-            yield from diff(path, *(each.get(path, ["not answered"]) for each in answers))
+                results.append(dict(crawl(client)))
+                results[-1] |= command_outputs(source, client, DELTACI_SERVER=url, DELTACI_KEY=key)
+        print(f"data: {len(results[0])} responses and outputs, {sum(map(len, results[0].values())):,} lines")
+        assert len(results[0]) > 150
+        for name in sorted(results[0].keys() | results[1].keys()):
+            yield from diff(name, *(result.get(name, ["missing"]) for result in results))
+
+
+def command_outputs(source: Source, client: httpx.Client, **environment: str) -> dict[str, list[str]]:
+    """Return the output of the commands that show data as JSON, by command line."""
+    run_ids = [example["run"] for example in find_examples(client) if example.keys() == {"run"}]
+    lines = [*LIST_COMMANDS, *(f"{command} {run_id}" for run_id in run_ids for command in RUN_COMMANDS)]
+    outputs = {}
+    for line in lines:
+        output = source.run(source.command(*line.split(), "--json"), **environment)
+        documents = [json.loads(text) for text in ([output] if output.startswith("{\n") else output.splitlines())]
+        texts = [text for document in documents for text in json.dumps(document, indent=1, sort_keys=True).splitlines()]
+        outputs[f"deltaci {line} --json"] = list(map(without_variable_values, texts))
+    return outputs
 
 
 def crawl(client: httpx.Client) -> Iterator[tuple[str, list[str]]]:
@@ -192,7 +239,7 @@ def crawl(client: httpx.Client) -> Iterator[tuple[str, list[str]]]:
                 is_json = "json" in answer.headers.get("content-type", "")
                 lines = json.dumps(answer.json(), indent=1, sort_keys=True).splitlines() if is_json else []
                 body = lines or answer.text.splitlines()
-                yield path, [str(answer.status_code), *map(without_clock, body)]
+                yield path, [str(answer.status_code), *map(without_variable_values, body)]
 
 
 def find_examples(client: httpx.Client) -> list[dict[str, str]]:
@@ -234,8 +281,9 @@ def filled(template: str, examples: list[dict[str, str]]) -> Iterator[str]:
             yield path
 
 
-def without_clock(line: str) -> str:
-    """Replace what differs between two readings: the id of a refused request, ages, and the time of the answer."""
+def without_variable_values(line: str) -> str:
+    """Replace the values that may differ: sentences, the id of a refused request, ages, and the time of the answer."""
+    line = re.sub(r'^( *"(?:text|summary|message|condition|why)": )".*"(,?)$', r'\1"…"\2', line)
     line = re.sub(r'^ "request_id": "[0-9a-f]{16}"', ' "request_id": "…"', line)
     line = re.sub(r'("(?:now|at|as_of|seen_at|heard_at|last_heartbeat_at)": )"[^"]*"', r'\1"…"', line)
     line = re.sub(r'^( *"seconds": )\d+\.\d+', r"\1…", line)  # A run without its runner goes on getting older.
@@ -313,6 +361,7 @@ COMPARISONS: Final = {
     "texts": compare_texts,
     "mixed": compare_mixed,
     "data": compare_data,
+    "postgresql": compare_postgresql,
     "histories": compare_histories,
 }
 
