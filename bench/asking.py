@@ -163,7 +163,7 @@ async def compare(order: Compare) -> list[float]:
                 durations[index].append(seconds)
     for connection in connections.values():
         connection.transport.abort()
-    return [statistics.median(each) for each in durations]
+    return [statistics.median(duration) for duration in durations]
 
 
 def main() -> int:

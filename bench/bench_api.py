@@ -192,7 +192,7 @@ def _told(yard: DatabaseFactory, kind: str, rates: dict[str, Rate], limits: dict
         if name in limits:
             ratios["uvicorn that only decodes and encodes"] = rate.per_second / limits[name].per_second
         if name.startswith("POST"):
-            jobs = next(each for each in PLANS if name.endswith(f" {_jobs(each)}"))
+            jobs = next(plan for plan in PLANS if name.endswith(f" {_jobs(plan)}"))
             inside = COUNT / at_new_place(yard, kind, starts.start, CONNECTIONS, jobs, COUNT)
             alone = COUNT / starts.limit(yard, kind, CONNECTIONS, jobs, COUNT)
             ratios |= {"direct calls": rate.per_second / inside, "the store alone": rate.per_second / alone}
@@ -219,8 +219,8 @@ def refusals(yard: DatabaseFactory, kind: str, crowd: Process) -> list[Figure]:
             pairs = _pairs(server, theirs)
             wanted = [
                 ComparedRequest(server.port, request("GET", path, mine), 404)
-                for each in pairs.values()
-                for path in each
+                for pair in pairs.values()
+                for path in pair
             ]
             crowd.send(Compare(wanted, REFUSALS))
             medians = crowd.receive(LONG)

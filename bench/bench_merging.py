@@ -239,7 +239,7 @@ async def _built(mirror: Mirror, entries: Sequence[MergeEntry]) -> float:
     """Seconds for one candidate of all of them."""
     builder = CommitBuilder(mirror)
     base = await builder.fetch_branch("main")
-    batch = MergeBatch(number=1, method="merge", members=tuple(each.id for each in entries), at=0)
+    batch = MergeBatch(number=1, method="merge", members=tuple(entry.id for entry in entries), at=0)
     began = time.perf_counter()
     made = await CandidateBuilder(builder, _nothing).build(batch, entries, base, base, 0)
     seconds = time.perf_counter() - began

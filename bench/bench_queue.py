@@ -425,13 +425,13 @@ async def work_through(engine: Engine, jobs: int) -> None:
     while jobs > 0:
         ends: list[Command] = [
             attempt.Complete(
-                id=each.attempt.id,
+                id=claimed.attempt.id,
                 actor=worker_actor(WORKER),
-                lease=ids.lease_ref(each.lease_id),
+                lease=ids.lease_ref(claimed.lease_id),
                 is_success=True,
                 exit_code=0,
             )
-            for each in await engine.claim(claim)
+            for claimed in await engine.claim(claim)
         ]
         assert ends, f"nothing can be claimed, but {jobs} jobs are left"
         all_heard(await engine.do_all(ends))

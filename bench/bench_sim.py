@@ -30,18 +30,18 @@ def run() -> list[Figure]:
             draw_scenario(seed, HOURS, RUNS_AN_HOUR, FAULTS_AN_HOUR), servers=SERVERS, runners=RUNNERS
         )
         histories.append(Simulation(scenario).run())
-    spent = sum(each.cpu_seconds for each in histories)
-    hours = sum(each.hours for each in histories)
-    steps = sum(each.steps for each in histories) / spent
+    spent = sum(history.cpu_seconds for history in histories)
+    hours = sum(history.hours for history in histories)
+    steps = sum(history.steps for history in histories) / spent
     limit = _empty_steps_a_second()
     return [
         Figure("simulated hours a CPU second", hours / spent, "h/s", {"goal": hours / spent / GOAL_HOURS}),
         Figure("steps a CPU second", steps, "/s", {"bare loop": steps / limit}),
-        Figure("events checked a CPU second", sum(each.events for each in histories) / spent, "/s"),
-        Figure("faults an hour", sum(each.faults for each in histories) / hours, "/h"),
-        Figure("messages an hour", sum(each.messages for each in histories) / hours, "/h"),
-        Figure("events an hour", sum(each.events for each in histories) / hours, "/h"),
-        Figure("histories that broke a promise", sum(bool(each.invariant) for each in histories), ""),
+        Figure("events checked a CPU second", sum(history.events for history in histories) / spent, "/s"),
+        Figure("faults an hour", sum(history.faults for history in histories) / hours, "/h"),
+        Figure("messages an hour", sum(history.messages for history in histories) / hours, "/h"),
+        Figure("events an hour", sum(history.events for history in histories) / hours, "/h"),
+        Figure("histories that broke a promise", sum(bool(history.invariant) for history in histories), ""),
     ]
 
 

@@ -233,7 +233,7 @@ def _recorded(stand: Stand) -> dict[str, Any]:
 def _named(html: str) -> list[str]:
     """The files that a page names."""
     parts = html.replace('src="', 'href="').split('href="')
-    return [each.split('"')[0] for each in parts if each.startswith("/assets/")]
+    return [part.split('"')[0] for part in parts if part.startswith("/assets/")]
 
 
 def _cost(stand: Stand, path: str, server: Process, url: str) -> float:

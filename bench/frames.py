@@ -80,7 +80,7 @@ class Frames(msgspec.Struct, frozen=True):
     @property
     def dropped(self) -> float:
         """Of a hundred frames that a screen of 60 Hz would have had."""
-        missed = sum(max(0, round(each / FRAME_MS) - 1) for each in self.frames)
+        missed = sum(max(0, round(frame / FRAME_MS) - 1) for frame in self.frames)
         return 100 * missed / max(1, missed + len(self.frames))
 
 
@@ -105,4 +105,4 @@ def watched(page: Any, seconds: float) -> Frames:
 def _spent(client: Any) -> float:
     """Seconds of the processor in tasks of the page, so far."""
     metrics = client.send("Performance.getMetrics")["metrics"]
-    return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration"))
+    return float(next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration"))

@@ -174,7 +174,7 @@ async def _paths(stage: Stage, deployment: Deployment, held: HeldLease) -> Row:
         for each in _marked(deployment.folder)
         if not each.is_relative_to(deployment.data / "blobs")
     ]
-    wrong += [each for each in answers if ": 5" in each]
+    wrong += [answer for answer in answers if ": 5" in answer]
     note = "; ".join(wrong[:5]) or f"{sum(': 200' in each for each in answers)} kept under a name of their own"
     injected = f"{len(answers)} forged paths of artifacts and caches"
     return measured(FAULT, injected, "nothing outside of the store of blobs", len(wrong), "escapes", 0, note)

@@ -106,7 +106,7 @@ async def by_others(stage: Stage, deployment: Deployment, disk: Filesystem) -> A
             await deployment.wait_for_starts(count + 8)
     found = await deployment.verdict(90, all_succeed=True)
     injected = f"somebody else fills the server's disk to the last byte for {FULL_SECONDS:.0f} s, {times} times; SQLite"
-    unclear = [each for each in deployment.work.failures if not any(word in each for word in REFUSALS)]
+    unclear = [failure for failure in deployment.work.failures if not any(word in failure for word in REFUSALS)]
     note = f"{len(deployment.work.failures)} refusals, such as: {(deployment.work.failures or ['none'])[0][-60:]}"
     yield measured(FAULT, injected, "writes are refused, and it is said why", len(unclear), "without", 0, note)
     yield measured(FAULT, injected, "work goes on when there is room", max(backs), "s to recover", BACK_SECONDS)

@@ -152,7 +152,7 @@ async def rescue(deployment: Deployment, victims: list[Victim]) -> None:
     if "rescuer" in deployment.runners:
         deployment.runners["rescuer"].start()
     else:
-        labels = ",".join(each.label for each in victims)
+        labels = ",".join(victim.label for victim in victims)
         deployment.add_runner("rescuer", "--labels", labels, slots=len(victims))
     await deployment.wait_for_work()
     await deployment.runners["rescuer"].stop()

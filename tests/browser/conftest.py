@@ -48,8 +48,8 @@ def visitor(browser: Browser, house: House) -> Iterator[Callable[..., Person]]:
         return people[-1]
 
     yield open
-    for each in people:
-        each.context.close()
+    for person in people:
+        person.context.close()
 
 
 @pytest.fixture

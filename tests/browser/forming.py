@@ -22,8 +22,8 @@ def refused(person: Person, label: str, says: str) -> Locator:
 
 def expected(person: Person, status: int) -> None:
     """A browser complains about a page that is an answer of this status: that is as it should be."""
-    assert any(f"status of {status}" in each for each in person.complaints), person.complaints
-    person.complaints[:] = [each for each in person.complaints if f"status of {status}" not in each]
+    assert any(f"status of {status}" in complaint for complaint in person.complaints), person.complaints
+    person.complaints[:] = [complaint for complaint in person.complaints if f"status of {status}" not in complaint]
 
 
 def said(page: Page, text: str) -> None:

@@ -55,7 +55,7 @@ def steps(name: str, *all: dict[str, str], needs: list[str]) -> dict[str, Any]:
 
 def kept(job: dict[str, Any], *patterns: str, junit: bool = False) -> dict[str, Any]:
     """The job, with files that it leaves behind."""
-    found = [{"path_glob": each} for each in patterns]
+    found = [{"path_glob": pattern} for pattern in patterns]
     job["work"]["artifacts"] = [*found, *([{"path_glob": "report.xml", "type": "junit"}] if junit else [])]
     return job
 

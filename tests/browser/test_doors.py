@@ -157,7 +157,7 @@ def test_a_tab_that_was_left_behind_notices_the_switch(visitor: Visitor, house: 
     expect(form.get_by_role("alert")).to_contain_text(f"this browser now shows '{OTHER}'")
     for tenant in (TENANT, OTHER):
         keys = house.ask("GET", "/keys?limit=200", token=house.key("ada", tenant=tenant))["keys"]
-        assert "left.behind" not in [each["person"] for each in keys]
+        assert "left.behind" not in [key["person"] for key in keys]
     left.goto(f"/runs/{ours}")
     expect(left.get_by_text(f"another tenant than '{OTHER}'")).to_be_visible()
     person.page = left

@@ -161,6 +161,6 @@ def _has_room(page: Page) -> None:
 
 def test_every_other_address_is_known() -> None:
     """What is left out of this is named, and is there."""
-    paths = {each.path for each in PAGES if each.get or each.enter}
+    paths = {page.path for page in PAGES if page.get or page.enter}
 
     assert {*OTHERWISE} - paths <= {"/sign-in/oidc", "/sign-in/oidc/back"}

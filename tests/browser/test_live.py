@@ -174,7 +174,7 @@ def test_a_server_that_restarts_is_waited_for(visitor: Callable[..., Person], tm
         expect(page.locator(f"#run-{run}")).to_be_visible()
         expect(page.locator("#live")).to_have_text("live")
         assert page.evaluate("window.seen") == "the same page"
-        assert all("ERR_" in each for each in person.complaints), person.complaints
+        assert all("ERR_" in complaint for complaint in person.complaints), person.complaints
     finally:
         house.close()
 

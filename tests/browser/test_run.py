@@ -213,8 +213,8 @@ def test_a_run_is_canceled_and_its_job_ends(ada: Person, house: House) -> None:
     expect(page.locator("#run-status")).to_contain_text("canceled")
     expect(page.get_by_role("button", name="Cancel", exact=True)).to_have_count(0)
     house.until(run, "CANCELED")
-    jobs = {each["name"]: each for each in house.ask("GET", f"/runs/{run}")["jobs"]}
-    assert {each["state"] for each in jobs.values()} == {"CANCELED"}
+    jobs = {job["name"]: job for job in house.ask("GET", f"/runs/{run}")["jobs"]}
+    assert {job["state"] for job in jobs.values()} == {"CANCELED"}
     assert jobs["endless"]["tries"][0]["state"] == "CANCELED"
     expect(page.locator("#why")).to_contain_text("the wrong branch")
     ada.check()

@@ -273,7 +273,7 @@ def test_failures_come_first_with_what_they_said_and_what_was_before(ada: Person
 
     page = ada.go(f"/runs/{run}/tests")
     expect(page.locator("#totals")).to_contain_text(re.compile(r"5\s*tests.*2\s*failed.*1\s*flaky.*1\s*skipped", re.S))
-    names = [each.strip() for each in page.locator("tbody .name").all_inner_texts()]
+    names = [text.strip() for text in page.locator("tbody .name").all_inner_texts()]
     assert names == [f"shop.{LONG}", "shop.breaks", "shop.shakes", "shop.was_left_out", "shop.passes"]
     broken = line(page, "shop.breaks")
     expect(broken.get_by_text(f"größer ≠ kleiner {HOSTILE}")).to_be_visible()

@@ -61,7 +61,7 @@ def test_secrets_are_listed_by_scope_replaced_and_removed(ada: Person, house: Ho
     expect(dialog).to_contain_text("Project shop")
     dialog.get_by_role("button", name="Remove").click()
     said(page, "The secret SCOPED was removed. Project shop.")
-    left = [each for each in house.ask("GET", "/secrets?limit=200")["secrets"] if each["name"] == "SCOPED"]
+    left = [secret for secret in house.ask("GET", "/secrets?limit=200")["secrets"] if secret["name"] == "SCOPED"]
     assert [(each["project"], each["branch"], each["version"]) for each in left] == [
         ("", "", 1),
         ("shop", "release/*", 2),

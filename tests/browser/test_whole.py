@@ -52,7 +52,7 @@ def test_a_part_that_did_not_come_is_had_anew(ada: Person, name: str) -> None:
     expect(page.locator("#live")).to_have_attribute("data-own-state", "live")
     assert len(documents) == 2
     assert page.evaluate("sessionStorage.length") == 0
-    assert all("ERR_FAILED" in each for each in ada.complaints), ada.complaints
+    assert all("ERR_FAILED" in complaint for complaint in ada.complaints), ada.complaints
 
 
 def test_a_part_of_another_version_is_not_waited_for(ada: Person) -> None:
@@ -90,7 +90,7 @@ def test_a_server_that_goes_away_behind_a_page_is_waited_for(visitor: Callable[.
         house.start_server()
 
         expect(page.locator("#live")).to_have_attribute("data-own-state", "live")
-        assert all("ERR_" in each for each in person.complaints), person.complaints
+        assert all("ERR_" in complaint for complaint in person.complaints), person.complaints
     finally:
         house.close()
 

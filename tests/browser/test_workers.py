@@ -230,7 +230,7 @@ def test_a_token_is_refused_with_what_was_typed(ada: Person) -> None:
     page.get_by_role("button", name="Create token").click()
     expect(page.locator("#slots-problem")).to_contain_text("'many' is not a number of slots; expected 1 to 1000")
     assert "dci_" not in page.content()
-    ada.complaints = [each for each in ada.complaints if "422" not in each]
+    ada.complaints = [complaint for complaint in ada.complaints if "422" not in complaint]
     ada.check()
 
 
@@ -248,7 +248,7 @@ def test_who_may_only_look_is_told_what_is_missing(house: House, visitor: Callab
     assert answer is not None
     assert answer.status == 403
     expect(page.get_by_text("This needs the scope runner; the key you are signed in with has read.")).to_be_visible()
-    eve.complaints = [each for each in eve.complaints if "403" not in each]
+    eve.complaints = [complaint for complaint in eve.complaints if "403" not in complaint]
     eve.check()
 
 

@@ -39,7 +39,7 @@ def changed(random: Random, of: Tree) -> Tree:
     if isinstance(of, str):
         return random.choice((of, of, "d"))
     name, attributes, children = of
-    after = [changed(random, each) for each in children if random.random() < 0.9]
+    after = [changed(random, child) for child in children if random.random() < 0.9]
     if random.random() < 0.3:
         random.shuffle(after)
     if random.random() < 0.2:
@@ -50,9 +50,9 @@ def changed(random: Random, of: Tree) -> Tree:
 def joined(children: list[Tree]) -> list[Tree]:
     """Two texts beside each other are one: that is how a page would be read."""
     found: list[Tree] = []
-    for each in children:
-        if isinstance(each, str) and found and isinstance(found[-1], str):
-            found[-1] += each
+    for child in children:
+        if isinstance(child, str) and found and isinstance(found[-1], str):
+            found[-1] += child
         else:
-            found.append(each)
+            found.append(child)
     return found

@@ -196,7 +196,7 @@ def test_a_way_does_what_it_says() -> None:
     way.delay_seconds, way.duplication, way.bytes_per_second = 0.0, 0.0, 1000
     arrivals = [way.due(1000, 5.0, draw) for _ in range(6)]
     assert arrivals[:3] == [[6.0], [7.0], [8.0]]
-    assert [bool(each) for each in arrivals].count(False) == 6 - int(QUEUED_SECONDS) - 1
+    assert [bool(arrival) for arrival in arrivals].count(False) == 6 - int(QUEUED_SECONDS) - 1
     way.loss = 1.0
     assert way.due(1, 100.0, draw) == []
     assert checksum(bytes([0x45, 0, 0, 0x1C])) == 0xBAE3

@@ -28,7 +28,7 @@ def test_rules_are_set_shown_and_tried(desk: Desk) -> None:
     assert desk.text("failure-rules", "set", "rules.yml") == "set version 1: 1 rule\n"
     found = desk.json("failure-rules", "test", "build.log")
     assert found["verdict"]["rule"] == "gpu"
-    assert [(each["line"], each["rule"]) for each in found["lines"]] == [(2, "gpu"), (3, "network")]
+    assert [(line["line"], line["rule"]) for line in found["lines"]] == [(2, "gpu"), (3, "network")]
     assert "no rule matches" in desk.text("failure-rules", "test", "-", input="fine\n")
     assert "rule own" not in desk.text("failure-rules", "test", "-", "--exit-code", "127", input="fine\n")
     shown = desk.text("failure-rules", "show")
@@ -53,7 +53,7 @@ def test_what_is_flaky_is_listed(desk: Desk, player: Player) -> None:
     desk.hosted.learn()
 
     [job] = desk.json("flaky", "--project", "shop")
-    assert [each["name"] for each in job["tests"]] == ["net.test_slow"]
+    assert [test["name"] for test in job["tests"]] == ["net.test_slow"]
     shown = desk.text("flaky")
     assert "(the job itself)" in shown
     assert "net.test_slow" in shown

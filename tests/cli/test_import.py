@@ -118,7 +118,7 @@ def test_a_report_for_programs(folder: Path) -> None:
 
     [file] = told["files"]
     assert (told["good"], file["written"]) == (False, None)
-    assert [(each["job"], each["inside"], len(each["reasons"])) for each in file["jobs"]] == [
+    assert [(job["job"], job["inside"], len(job["reasons"])) for job in file["jobs"]] == [
         ("test", True, 0),
         ("deploy", False, 1),
     ]

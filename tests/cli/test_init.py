@@ -144,7 +144,7 @@ def test_in_git_what_is_ignored_is_not_there(here: Path) -> None:
     lay(here, **{".gitignore": "ui/\n", "ui/package.json": '{"scripts": {"test": "jest"}}'})
     git(here, "init", "-q")
 
-    assert [each["id"] for each in msgspec.json.decode(init("--json", "--print").stdout)["findings"]] == ["build"]
+    assert [finding["id"] for finding in msgspec.json.decode(init("--json", "--print").stdout)["findings"]] == ["build"]
 
 
 def test_without_git_what_tools_installed_is_not_there(here: Path) -> None:
@@ -158,4 +158,4 @@ def test_without_git_what_tools_installed_is_not_there(here: Path) -> None:
 
     result = init("--json", "--print")
 
-    assert [each["id"] for each in msgspec.json.decode(result.stdout)["findings"]] == ["build"]
+    assert [finding["id"] for finding in msgspec.json.decode(result.stdout)["findings"]] == ["build"]

@@ -61,7 +61,7 @@ def test_without_a_name_all_files_of_a_repository_are_checked(here: Path) -> Non
     told = msgspec.json.decode(result.stdout)
     assert result.exit_code == 1
     assert told["good"] is False
-    assert [(each["file"], each["good"]) for each in told["files"]] == [
+    assert [(file["file"], file["good"]) for file in told["files"]] == [
         (".deltaci.yml", True),
         (".deltaci/a.yml", False),
         (".deltaci/b.yml", True),

@@ -25,7 +25,7 @@ def names(data: Path, *words: str) -> list[str]:
     """Which there are."""
     code, shown = said(data, "list", "--json", *words)
     assert code == 0
-    return [each["name"] for each in json.loads(shown)]
+    return [secret["name"] for secret in json.loads(shown)]
 
 
 @pytest.mark.parametrize(

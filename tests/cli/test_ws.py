@@ -222,7 +222,7 @@ def test_the_merge_queue_is_shown_in_its_order(streams: Streams) -> None:
     assert "the whole queue waits: no way in" in shown
     assert "merge: number 2 in the queue of main, waits to be tested (the runner is away)" in seen
     assert desk.text("ws", "queue", "other") == "no workstream waits to be merged in other\n"
-    assert [each["base"] for each in desk.json("ws", "queue")["queues"]] == ["main"]
+    assert [queue["base"] for queue in desk.json("ws", "queue")["queues"]] == ["main"]
 
 
 def test_nothing_in_a_workstream_speaks_to_the_terminal(streams: Streams) -> None:

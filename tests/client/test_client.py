@@ -29,7 +29,7 @@ def test_a_run_from_its_start_to_its_report(client: Client, player: Player) -> N
     assert [job.name for job in client.iter_jobs(started.id)] == ["build", "ok", "deploy"]
     assert [job.name for job in client.jobs(started.id, limit=2).jobs] == ["build", "ok"]
     assert client.job(started.id, "build").attempts == 1
-    assert [each.index for each in client.attempts(started.id, "build").attempts] == [1]
+    assert [attempt.index for attempt in client.attempts(started.id, "build").attempts] == [1]
     assert client.attempt(started.id, "build", 1).worker_id == player.name
     assert client.outputs(started.id).outputs == {"build": {"n": 1}}
     assert client.costs(started.id).total == {"cents": 2}
@@ -100,10 +100,10 @@ def test_templates_from_the_first_version_to_the_last(client: Client) -> None:
     assert (first.version, second.version) == (1, 2)
     assert client.template("deploy").description == "two"
     assert client.template("deploy", 1).inputs["env"].choices == ["dev", "prod"]
-    assert [each.version for each in client.iter_versions("deploy")] == [1, 2]
+    assert [version.version for version in client.iter_versions("deploy")] == [1, 2]
     assert client.versions("deploy", limit=1).next is not None
-    assert "deploy" in [each.name for each in client.iter_templates()]
-    assert "deploy" in [each.name for each in client.templates().templates]
+    assert "deploy" in [template.name for template in client.iter_templates()]
+    assert "deploy" in [template.name for template in client.templates().templates]
     with pytest.raises(ApiError, match="stale_version"):
         client.save_template("deploy", plan(task("a")), expected_version=1)
     started = client.start(template="deploy", version=1, inputs={"env": "dev"})
@@ -123,8 +123,8 @@ def test_keys_let_people_in_until_they_are_revoked(hosted: Hosted, client: Clien
             ada.start(plan=plan(task("a")))
 
     assert client.key(made.id).description == "laptop"
-    assert made.id in [each.id for each in client.iter_keys()]
-    assert made.id in [each.id for each in client.keys().keys]
+    assert made.id in [key.id for key in client.iter_keys()]
+    assert made.id in [key.id for key in client.keys().keys]
     assert client.revoke_key(made.id).revoked_by == "root"
     assert client.revoke_key(made.id).revoked_at is not None
 
@@ -132,8 +132,8 @@ def test_keys_let_people_in_until_they_are_revoked(hosted: Hosted, client: Clien
 def test_workers_and_their_tokens(client: Client, player: Player) -> None:
     """Who is there, and how another one gets in."""
     assert client.worker(player.name).id == player.name
-    assert player.name in [each.id for each in client.iter_workers()]
-    assert player.name in [each.id for each in client.workers().workers]
+    assert player.name in [worker.id for worker in client.iter_workers()]
+    assert player.name in [worker.id for worker in client.workers().workers]
     assert list(client.iter_workers(gone=True)) == []
     assert client.worker_token("new", expires_seconds=60).token.startswith("dci_")
 

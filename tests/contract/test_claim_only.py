@@ -87,7 +87,7 @@ async def test_one_that_cannot_be_read_does_not_hold_up_the_others(backend: Back
         await server.enqueue("good")
         await poisoned(server.store, 1)
 
-        assert [each.attempt.id for each in await server.claim("w1", 9, only_ids=("bad0", "good"))] == ["good"]
+        assert [claimed.attempt.id for claimed in await server.claim("w1", 9, only_ids=("bad0", "good"))] == ["good"]
 
 
 @on_loop

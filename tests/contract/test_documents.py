@@ -28,7 +28,7 @@ async def stored(store: Store, document: Document) -> Document:
 
 
 def names(documents: Sequence[Document]) -> list[str]:
-    return [each.name for each in documents]
+    return [document.name for document in documents]
 
 
 # -- refused
@@ -147,7 +147,7 @@ async def test_documents_that_are_written_together_in_any_order_do_not_wait_for_
                 one.put_documents(both), two.put_documents(both[::-1]), return_exceptions=True
             )
 
-            assert sorted(type(each).__name__ for each in answers) == ["Conflict", "NoneType"]
+            assert sorted(type(answer).__name__ for answer in answers) == ["Conflict", "NoneType"]
 
 
 # -- written, read, dropped
@@ -181,7 +181,7 @@ async def test_names_belong_to_their_tenant_and_kind(backend: Backend) -> None:
         assert (await stored(store, new("a", tenant="other"))).body == b"2"
         assert (await stored(store, new("a", kind="quota"))).body == b"3"
         assert (await stored(store, new("a", tenant=""))).body == b"4"
-        assert [each.body for each in await store.list_documents("template", "acme")] == [b"1"]
+        assert [document.body for document in await store.list_documents("template", "acme")] == [b"1"]
         assert await store.list_documents("template", "nobody") == []
 
 

@@ -198,7 +198,7 @@ async def test_a_caller_that_gave_up_disturbs_nobody(backend: Backend) -> None:
         store.may_go.set()
         await stays
 
-        assert [type(each) for each in await answers(gone)] == [asyncio.CancelledError]
+        assert [type(answer) for answer in await answers(gone)] == [asyncio.CancelledError]
         assert await store.find("x/2") is not None
         assert (await server.enqueue("x/3")).rev == 1
 
@@ -259,7 +259,7 @@ async def test_an_attempt_that_is_enqueued_and_canceled_in_one_batch_is_over(bac
         )
 
         assert await server.state("a") == attempt.CANCELED
-        assert [each.attempt.id for each in await server.claim(limit=9)] == ["b"]
+        assert [claimed.attempt.id for claimed in await server.claim(limit=9)] == ["b"]
         await server.verified()
 
 
@@ -316,7 +316,7 @@ async def test_more_commands_than_fit_one_batch_are_all_applied(
         singles = await answers(*(server.do(new_attempt(f"y/{n}")) for n in range(57)))
 
         assert [each.record.id for each in found if isinstance(each, Decision)] == [f"x/{n}" for n in range(57)]
-        assert [each.record.id for each in singles] == [f"y/{n}" for n in range(57)]
+        assert [single.record.id for single in singles] == [f"y/{n}" for n in range(57)]
         assert len(await server.verified()) == 114
 
 

@@ -85,7 +85,7 @@ async def test_what_belongs_to_a_group_that_somebody_has_is_not_found(backend: B
             "holder",
             "their",
         ]
-        assert [each.id for each in await store.ready_attempts(START, 10)] == ["c", "d"]
+        assert [attempt_record.id for attempt_record in await store.ready_attempts(START, 10)] == ["c", "d"]
         assert await ask(store, CountLiveLeases(TENANT, 9)) == [1]
 
 
@@ -133,8 +133,8 @@ def deploys(count: int, **fields: Any) -> list[StartRun]:
 
 
 async def begun(server: Server, count: int, **fields: Any) -> None:
-    for each in deploys(count, **fields):
-        await server.do(each)
+    for deploy in deploys(count, **fields):
+        await server.do(deploy)
 
 
 @pytest.mark.proves("MOD-D3")
@@ -243,9 +243,9 @@ async def test_two_servers_never_hand_out_two_of_a_group(backend: Backend) -> No
 
         async def work(server: Server, by: str) -> None:
             while len(done) < RUNS:
-                for each in await server.claim(by, 2):
-                    await end(server, each, by)
-                    done.append(each.attempt.id)
+                for claimed in await server.claim(by, 2):
+                    await end(server, claimed, by)
+                    done.append(claimed.attempt.id)
 
         servers = (one, two, one, two)
         await asyncio.gather(*(work(server, f"w{n}") for n, server in enumerate(servers)))

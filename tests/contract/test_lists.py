@@ -101,9 +101,9 @@ class Recording(Lab):
 def history(seed: int) -> list[tuple[int, Command]]:
     """What happened in a random history, command by command."""
     told = History(Random(seed))
-    told.lab, workers = Recording(), [each for each in told.lab.unit.records.values() if isinstance(each, Worker)]
-    for each in workers:
-        told.lab.register(each.id, each.max_concurrent_tasks, each.labels)
+    told.lab, workers = Recording(), [record for record in told.lab.unit.records.values() if isinstance(record, Worker)]
+    for worker_record in workers:
+        told.lab.register(worker_record.id, worker_record.max_concurrent_tasks, worker_record.labels)
     told.go(STEPS).calm()
     assert isinstance(told.lab, Recording)
     return told.lab.done
@@ -311,7 +311,7 @@ async def test_what_cannot_be_read_does_not_break_a_page(backend: Backend) -> No
         page = await store.page(runs(limit=10))
 
         assert names(page) == ["r2", "r1", "r0"]
-        assert [isinstance(each, UnreadableRecord) for each in page.records] == [False, True, False]
+        assert [isinstance(record, UnreadableRecord) for record in page.records] == [False, True, False]
         assert await walk(store, [listing.RUNS], 1) == ["r2", "r1", "r0"]
 
 

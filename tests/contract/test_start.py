@@ -137,7 +137,7 @@ async def test_a_gate_for_several_people_is_stored_between_them(backend: Backend
         await two.do(Approve(id="r1/g", actor="user:cyd", roles=("ops",)))
 
         approved = await two.find("r1/g", Job)
-        assert [(each.person, each.comment) for each in approved.approvals] == [("bob", "go"), ("cyd", "")]
+        assert [(approval.person, approval.comment) for approval in approved.approvals] == [("bob", "go"), ("cyd", "")]
         assert approved.spec.gate == Gate(approvers=2, role="ops", not_by_starter=True)
         assert await two.state("r1/b") == "QUEUED"
         await two.verified()

@@ -83,7 +83,7 @@ async def test_a_server_that_dies_while_it_plans(
             do_all = here.service.engine.do_all
 
             async def begin_and_die(commands: list[Command]) -> object:
-                if not any(isinstance(each, BeginPlanning) for each in commands):
+                if not any(isinstance(command, BeginPlanning) for command in commands):
                     return await do_all(commands)  # Others write, too.
                 await do_all(commands[:1])
                 reached.set()
@@ -161,9 +161,9 @@ async def test_two_servers_handle_a_change_once(postgres_backend: Backend, tmp_p
         told = await asyncio.gather(
             *(
                 site.service.control_plane.repositories.changes.accept(
-                    TENANT, PROJECT, each, f"{number % 3} {each.commit}"
+                    TENANT, PROJECT, push_request, f"{number % 3} {push_request.commit}"
                 )
-                for each in pushes
+                for push_request in pushes
                 for number, site in enumerate(sites * 3)
             )
         )
@@ -173,9 +173,9 @@ async def test_two_servers_handle_a_change_once(postgres_backend: Backend, tmp_p
         assert len({each.id for each in told}) == len(commits)
         assert sum(each.is_new for each in told) == len(commits)
         runs = await sites[0].runs()
-        assert sorted(each["commit"] for each in runs) == sorted(commits)
-        assert {each["state"] for each in runs} == {"QUEUED"}
-        created = [each for each in await sites[0].log() if each.entity == "run" and each.from_ is None]
+        assert sorted(run["commit"] for run in runs) == sorted(commits)
+        assert {run["state"] for run in runs} == {"QUEUED"}
+        created = [event for event in await sites[0].log() if event.entity == "run" and event.from_ is None]
         assert len(created) == len(commits)
 
 
@@ -195,7 +195,7 @@ async def test_two_servers_agree_who_is_newest(postgres_backend: Backend, tmp_pa
         for site in sites * 2:
             await site.settled()
 
-        live = [each["commit"] for each in await sites[0].runs() if each["status"] == "PENDING"]
+        live = [run["commit"] for run in await sites[0].runs() if run["status"] == "PENDING"]
         assert live == commits[-1:]
 
 

@@ -61,8 +61,8 @@ async def test_pages_by_name(site: Opened) -> None:
         first = (await us.get("/projects?limit=2")).body
         second = (await us.get(f"/projects?limit=2&cursor={first['next']}")).body
 
-        assert [each["name"] for each in first["projects"]] == ["a", "b"]
-        assert ([each["name"] for each in second["projects"]], second["next"]) == (["c"], None)
+        assert [project["name"] for project in first["projects"]] == ["a", "b"]
+        assert ([project["name"] for project in second["projects"]], second["next"]) == (["c"], None)
 
 
 @on_loop
@@ -114,7 +114,7 @@ async def test_lists_of_changes(site: Opened, upstream: Upstream) -> None:
         first = (await people.get("/changes?limit=3")).body
         second = (await people.get(f"/changes?limit=3&cursor={first['next']}")).body
 
-        assert [each["id"] for each in (*first["changes"], *second["changes"])] == ids[::-1]
+        assert [change["id"] for change in (*first["changes"], *second["changes"])] == ids[::-1]
         assert second["next"] is None
         assert (await people.get("/changes?project=other")).body["changes"] == []
         assert (await people.get("/changes?cursor=x")).status == 400

@@ -39,7 +39,7 @@ async def test_a_push_becomes_a_run_with_its_jobs(site: Opened, upstream: Upstre
         assert (run["title"], run["labels"], run["change"]) == ("a change", ["event:push"], accepted.id)
         assert [job["name"] for job in run["jobs"]] == ["build", "test"]
         plan = (await people.get(f"/runs/{run['id']}/plan")).body
-        assert [(each["name"], each["is_kept"]) for each in plan["choices"]] == [("build", True), ("test", True)]
+        assert [(choice["name"], choice["is_kept"]) for choice in plan["choices"]] == [("build", True), ("test", True)]
         assert plan["file"] == ".deltaci.yml"
 
 
@@ -113,7 +113,7 @@ async def test_what_starts_nothing_supersedes_nothing(site: Opened, upstream: Up
         docs = upstream.push({"docs/a": "1"})
         newer = await here.change((await here.pushed(docs, base)).id)
 
-        assert [each["run"] for each in newer["files"]] == [""]
+        assert [file["run"] for file in newer["files"]] == [""]
         assert "no changed file matches" in newer["files"][0]["reason"]
         assert newer["reason"] == "no pipeline file runs for it"
         assert (await people.run(older["files"][0]["run"]))["status"] == "PENDING"
@@ -146,11 +146,11 @@ async def test_one_run_for_each_file(site: Opened, upstream: Upstream) -> None:
 
         change = await here.change((await here.pushed(commit, upstream.first)).id)
 
-        assert [(each["file"], bool(each["run"])) for each in change["files"]] == [
+        assert [(file["file"], bool(file["run"])) for file in change["files"]] == [
             *((".deltaci.yml", True), (".deltaci/deploy.yml", False), (".deltaci/lint.yml", True)),
         ]
         assert change["files"][1]["reason"] == "it does not run on pushes"
-        assert len({(await people.run(each["run"]))["file"] for each in change["files"] if each["run"]}) == 2
+        assert len({(await people.run(file["run"]))["file"] for file in change["files"] if file["run"]}) == 2
 
 
 @on_loop
@@ -169,7 +169,7 @@ async def test_a_broken_file_is_a_run_that_says_what_is_wrong(site: Opened, upst
         assert plan["problems"][0].startswith(".deltaci.yml:4:5: ")
         assert "steps" in plan["problems"][0]
         events = (await people.get(f"/runs/{run['id']}/events")).body["events"]
-        [failed] = [each for each in events if each["to"] == "PLAN_FAILED"]
+        [failed] = [event for event in events if event["to"] == "PLAN_FAILED"]
         assert failed["metadata"]["error"] == "\n".join(plan["problems"])
 
 
@@ -187,14 +187,14 @@ async def test_only_what_a_push_can_affect_runs(site: Opened, upstream: Upstream
             change = await here.change((await here.pushed(commit, before, branch)).id)
             id = change["files"][0]["run"]
             plan = (await people.get(f"/runs/{id}/plan")).body
-            return [each["name"] for each in (await people.run(id))["jobs"]], plan
+            return [job["name"] for job in (await people.run(id))["jobs"]], plan
 
         base = upstream.push({".deltaci.yml": two, "docs/a": "1", "src/a": "1"})
         assert (await jobs(base))[0] == ["code", "docs"]
         docs = upstream.push({"docs/a": "2"})
         names, plan = await jobs(docs, base)
         assert (names, plan["compared_with"]) == (["docs"], base)
-        assert [(each["name"], each["is_kept"], each["code"]) for each in plan["choices"]] == [
+        assert [(choice["name"], choice["is_kept"], choice["code"]) for choice in plan["choices"]] == [
             *(("docs", True, "path_matches"), ("code", False, "no_match")),
         ]
         upstream.switch("topic", base)
@@ -271,7 +271,7 @@ async def test_old_changes_are_dropped(site: Opened, upstream: Upstream, backend
 
         assert await changes.prune() == 1
         assert await changes.prune() == 0
-        assert [each["id"] for each in (await here.operator().get("/changes")).body["changes"]] == [new.id]
+        assert [change["id"] for change in (await here.operator().get("/changes")).body["changes"]] == [new.id]
         assert (await here.operator().get(f"/changes/{old.id}")).status == 404
         await changes.forget_past()
 

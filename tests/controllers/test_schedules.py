@@ -82,7 +82,7 @@ async def project(here: RepositorySite) -> Project:
 async def scheduled(here: RepositorySite) -> list[Any]:
     """The runs of schedules, the oldest first."""
     await here.settled()
-    return [each for each in reversed(await here.runs()) if each["event"] == "schedule"]
+    return [run for run in reversed(await here.runs()) if run["event"] == "schedule"]
 
 
 @on_loop

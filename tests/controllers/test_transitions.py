@@ -87,7 +87,7 @@ async def test_a_restart_goes_on_where_the_last_one_ended(tmp_path: Path) -> Non
             await commit(store, events[at + 45 : at + 90])
 
     assert (tmp_path / FILE).read_bytes() == whole(await log_of(store))
-    assert sorted(each.name for each in tmp_path.iterdir() if each.suffix == ".jsonl") == [FILE]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".jsonl") == [FILE]
     checked(tmp_path / FILE)
 
 
@@ -183,7 +183,7 @@ async def test_a_new_file_goes_on_after_a_restart_too(tmp_path: Path) -> None:
             await commit(store, events[at : at + 50])
 
     assert (tmp_path / FILE).read_bytes() == whole(await log_of(store))
-    assert sorted(each.name for each in tmp_path.iterdir() if each.suffix == ".jsonl") == [FILE]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".jsonl") == [FILE]
 
 
 @within(30)

@@ -20,9 +20,9 @@ TTL_SECONDS = 12  # A health check finds out long before; but nobody else begins
 def keeper_of(pid: int) -> int:
     """The process that proves the leases of this runner."""
     [found] = [
-        int(each.name)
-        for each in Path("/proc").iterdir()
-        if each.name.isdecimal() and is_alive(int(each.name)) and _is_keeper(each, pid)
+        int(path.name)
+        for path in Path("/proc").iterdir()
+        if path.name.isdecimal() and is_alive(int(path.name)) and _is_keeper(path, pid)
     ]
     return found
 

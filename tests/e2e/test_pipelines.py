@@ -68,9 +68,9 @@ async def test_sources_conditions_and_outputs_go_from_job_to_job(executor: str, 
 
         ends = [await place.outcome(f"r/{name}.1") for name in ("build", "use", "never", "after")]
 
-        assert [each.state for each in ends] == ["SUCCEEDED"] * 4, [(e.error, place.log_of(e)) for e in ends]
+        assert [record.state for record in ends] == ["SUCCEEDED"] * 4, [(e.error, place.log_of(e)) for e in ends]
         assert ends[0].result == {"version": "v1.2.3"}
-        assert [each.report.get("is_skipped", False) for each in ends] == [False, False, True, True]
+        assert [record.report.get("is_skipped", False) for record in ends] == [False, False, True, True]
         assert ends[2].report["summary"] == "skipped: needs.build.result == 'failure'"
         steps = ends[0].report["steps"]
         assert steps[3]["name"] == "told failure"
@@ -99,7 +99,7 @@ async def test_a_failure_does_not_hinder_those_who_ask_for_it(tmp_path: Path) ->
         assert record.error is not None
         assert record.error.message == "exit 7: exit code 7"
         steps = record.report["steps"]
-        assert [(each.get("exit_code"), each.get("is_skipped", False)) for each in steps] == [
+        assert [(step.get("exit_code"), step.get("is_skipped", False)) for step in steps] == [
             (7, False),
             (None, True),
             (0, False),
@@ -179,7 +179,7 @@ async def test_files_go_from_job_to_job_by_name(tmp_path: Path) -> None:
         ends = [await place.outcome(f"r/{name}.1") for name in ("make", "use")]
 
         assert ends[0].state == "SUCCEEDED", place.log_of(ends[0])
-        kinds = [(each["type"], each["name"]) for each in ends[0].report["artifacts"][1:]]
+        kinds = [(artifact["type"], artifact["name"]) for artifact in ends[0].report["artifacts"][1:]]
         assert kinds == [("archive", "app v1"), ("file", "build.log")]
         assert ends[1].error is not None
         assert ends[1].error.message == (

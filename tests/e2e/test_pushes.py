@@ -121,12 +121,12 @@ async def test_a_push_to_a_bare_repository_becomes_a_green_check(tmp_path: Path)
         assert told["commit"] == commit
         assert {job["name"]: job["status"] for job in told["jobs"]} == {"build": "SUCCEEDED", "test": "SUCCEEDED"}
         plan = await person.ask("GET", f"/runs/{told['id']}/plan")
-        assert {each["name"]: each["is_kept"] for each in plan["choices"]} == {
+        assert {choice["name"]: choice["is_kept"] for choice in plan["choices"]} == {
             "build": True,
             "test": True,
             "docs": False,
         }
-        assert all(each["reason"] for each in plan["choices"])
+        assert all(choice["reason"] for choice in plan["choices"])
         assert all(each.path.endswith(f"/statuses/{commit}") for each in forge.accepted)
         assert all(TOKEN in each.headers["authorization"] for each in forge.accepted)
         states = green([each.body for each in forge.accepted])
@@ -194,7 +194,7 @@ async def test_a_signed_webhook_becomes_a_green_check_once(kind: str, tmp_path: 
         again = await deliver()
 
         assert forged.status_code == 401
-        assert sorted(each.json()["result"] for each in answers) == ["accepted", *["duplicate"] * 9]
+        assert sorted(answer.json()["result"] for answer in answers) == ["accepted", *["duplicate"] * 9]
         assert again.json()["result"] == "duplicate"
         assert (told["state"], told["status"], told["commit"]) == ("REPORTED", "SUCCEEDED", commit)
         assert len(await person.runs()) == 1

@@ -76,7 +76,7 @@ async def test_a_value_of_any_scope_goes_only_where_it_belongs(tmp_path: Path) -
                 if SCOPES[name]:
                     ask("PUT", f"/secrets/{name}", {"value": HIDDEN})
             place.start_runner("r1")
-            prints = [each for name in VALUES for each in steps(name)]
+            prints = [step for name in VALUES for step in steps(name)]
             work = {
                 "steps": [*prints, 'echo "last words: $BRANCH"; exit 3'],
                 "secrets": list(VALUES),

@@ -65,7 +65,7 @@ async def test_what_a_job_leaves_behind_arrives(tmp_path: Path) -> None:
         kept = {"out/more": b"more", "out/program": b"built\n", "report.xml": f"{REPORT}\n".encode()}
         assert artifacts(FolderBlobStore(tmp_path / "blobs"), record) == kept
         log, *files = record.report["artifacts"]
-        assert [(each["type"], each["name"], each["bytes"]) for each in files] == [
+        assert [(file["type"], file["name"], file["bytes"]) for file in files] == [
             ("junit" if name.endswith(".xml") else "file", name, len(content)) for name, content in kept.items()
         ]
         assert log["type"] == "log"
@@ -235,4 +235,4 @@ async def test_a_zombies_uploads_are_refused(tmp_path: Path) -> None:
 
         assert record.state == "SUCCEEDED"
         assert FolderBlobStore(tmp_path / "blobs").list() == []  # Also what was sent in time: nobody refers to it.
-        assert [each["type"] for each in record.report["artifacts"]] == ["log"]
+        assert [artifact["type"] for artifact in record.report["artifacts"]] == ["log"]

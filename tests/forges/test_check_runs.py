@@ -53,7 +53,10 @@ async def test_a_check_run_is_created_once_and_then_updated(memory: Backend, tmp
         body = third.body
         assert (body["conclusion"], body["details_url"]) == ("failure", "https://ci.example.org/runs/r1")
         assert "| unit tests | failed |" in body["output"]["summary"]
-        shown = [(each["path"], each["start_line"], each["message"]) for each in body["output"]["annotations"]]
+        shown = [
+            (annotation["path"], annotation["start_line"], annotation["message"])
+            for annotation in body["output"]["annotations"]
+        ]
         assert shown == [
             ("tests/test_gate.py", 9, "tests/test_gate.py:9: AssertionError"),
             ("src/gate.c", 3, "it does not close"),

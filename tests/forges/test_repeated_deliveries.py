@@ -112,7 +112,10 @@ async def test_two_labels_added_in_the_same_second_are_two_changes(memory: Backe
         await post.project_documents.add("p", "github")
 
         assert await send_twice(post, first, second) == ["accepted", "accepted"]
-        assert {each.payload["label"]["name"] for each in await post.project_documents.changes()} == {"bug", "urgent"}
+        assert {change.payload["label"]["name"] for change in await post.project_documents.changes()} == {
+            "bug",
+            "urgent",
+        }
 
 
 @on_loop
@@ -145,8 +148,8 @@ async def test_a_delivery_repeated_after_a_crash_creates_no_second_change(memory
     async with memory.opened() as store, webhook_sender(store) as post:
         await post.project_documents.add("p", "github")
         _, first = await post.send(PUSHES["github"])
-        for each in await store.list_documents(delivery_dedupe.DELIVERY_KIND, ALL_TENANTS):
-            await store.delete_document(each.kind, each.tenant, each.name, each.version)
+        for document in await store.list_documents(delivery_dedupe.DELIVERY_KIND, ALL_TENANTS):
+            await store.delete_document(document.kind, document.tenant, document.name, document.version)
 
         _, again = await post.send(PUSHES["github"])
 

@@ -54,11 +54,11 @@ async def test_each_status_of_a_run_is_sent(memory: Backend, tmp_path: Path, kin
         bodies = await forge.accepted_bodies(3)
         event = await at.reported_event()
 
-        assert [each["state"] for each in bodies] == states
+        assert [body["state"] for body in bodies] == states
         name = "name" if kind == "gitlab" else "context"
-        assert {each[name] for each in bodies} == {"deltaci/build"}
-        assert [each["description"] for each in bodies] == ["waiting to start", "under way", "succeeded"]
-        assert {each["target_url"] for each in bodies} == {"https://ci.example.org/runs/r1"}
+        assert {body[name] for body in bodies} == {"deltaci/build"}
+        assert [body["description"] for body in bodies] == ["waiting to start", "under way", "succeeded"]
+        assert {body["target_url"] for body in bodies} == {"https://ci.example.org/runs/r1"}
         assert {each.path for each in forge.accepted} == {path}
         shown = {each.headers.get("authorization") or each.headers["private-token"] for each in forge.accepted}
         assert shown == {f"{prefix}{TOKEN}"}

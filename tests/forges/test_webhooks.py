@@ -170,7 +170,7 @@ async def test_actions_of_a_merge_request_have_the_names_of_pipelines(
 ) -> None:
     status, response, changes = await deliver(memory, "gitlab", gitlab("Merge Request Hook", payload))
 
-    assert [each.action for each in changes] == ([action] if action else [])
+    assert [change.action for change in changes] == ([action] if action else [])
     assert (status, response["result"]) == (202, "accepted" if action else "ignored")
 
 
@@ -334,7 +334,7 @@ async def test_a_project_that_does_not_exist_is_answered_like_a_bad_signature_an
             answers.append(await post.send(github("push", github_push(), secret="a guess"), project, tenant))
             times.append(clock() - began)
 
-        assert all(each == answers[0] for each in answers)
+        assert all(answer == answers[0] for answer in answers)
         assert answers[0][0] == 401
         assert min(times) >= webhooks.REFUSED_AFTER_SECONDS * 0.9
 

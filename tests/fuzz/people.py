@@ -141,14 +141,14 @@ class Directory:
         self.waiting = [run for run in self.runs if run.status == "WAITING_APPROVAL"]
         self.with_files = [run for run in self.runs if run.jobs[0][0] in WITH_FILES]
         self.cursors = [str(self._get("/runs?limit=2")["next"]), str(self._get("/workers?limit=1")["next"] or "")]
-        self.templates = [each["name"] for each in self._get("/templates?limit=50")["templates"]]
-        self.workers = [each["id"] for each in self._get("/workers?limit=50")["workers"]]
-        self.projects = [each["name"] for each in self._get("/projects?limit=50")["projects"]]
-        self.changes = [each["id"] for each in self._get("/changes?limit=50")["changes"]]
-        self.workstreams = [each["id"] for each in self._get("/workstreams?limit=5")["workstreams"]]
+        self.templates = [template["name"] for template in self._get("/templates?limit=50")["templates"]]
+        self.workers = [worker["id"] for worker in self._get("/workers?limit=50")["workers"]]
+        self.projects = [project["name"] for project in self._get("/projects?limit=50")["projects"]]
+        self.changes = [change["id"] for change in self._get("/changes?limit=50")["changes"]]
+        self.workstreams = [workstream["id"] for workstream in self._get("/workstreams?limit=5")["workstreams"]]
         # Never those with which we ask ourselves: who revokes them finds nothing more.
         keys = self._get("/keys?limit=200")["keys"]
-        self.keys = [each["id"] for each in keys if each["person"] not in ("admin", "reader")]
+        self.keys = [key["id"] for key in keys if key["person"] not in ("admin", "reader")]
 
     def close(self) -> None:
         """Look no more."""

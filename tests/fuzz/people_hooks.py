@@ -182,24 +182,24 @@ def _scope(asked: Any) -> dict[str, str]:
 def _sensible(plan: dict[str, Any]) -> dict[str, Any]:
     """No name twice, and needs that are names of jobs before it: no schema can say that."""
     jobs = plan.get("jobs")
-    if not isinstance(jobs, list) or not all(_has_name(each) for each in jobs):
+    if not isinstance(jobs, list) or not all(_has_name(job) for job in jobs):
         return plan
     names: list[str] = []
     made = []
-    for each in jobs:
-        name = each["name"] if each["name"] not in names else f"{each['name'][:90]}{len(names)}"
-        changed = {**each, "name": name}
-        if each.get("group") and _fits(each["group"], api_input.LineText):  # It can be printed; an approval has none.
-            changed["group"] = "" if each.get("kind") == "approval" else "group"
-        if isinstance(each.get("work"), dict) and isinstance(each["work"].get("contexts"), dict):
-            changed["work"] = {**each["work"], "contexts": {}}  # Any JSON, but no number beyond 64 bits.
+    for job in jobs:
+        name = job["name"] if job["name"] not in names else f"{job['name'][:90]}{len(names)}"
+        changed = {**job, "name": name}
+        if job.get("group") and _fits(job["group"], api_input.LineText):  # It can be printed; an approval has none.
+            changed["group"] = "" if job.get("kind") == "approval" else "group"
+        if isinstance(job.get("work"), dict) and isinstance(job["work"].get("contexts"), dict):
+            changed["work"] = {**job["work"], "contexts": {}}  # Any JSON, but no number beyond 64 bits.
         if isinstance(changed.get("work"), dict) and isinstance(changed["work"].get("tree"), dict):
             changed["work"] = {**changed["work"], "tree": None}  # Only the tasks of workstreams have one.
-        if each.get("needs") and _fits(each["needs"], list[api_input.JobName]):
-            changed["needs"] = names[-len(each["needs"]) :]
-        if each.get("after") and _fits(each["after"], list[api_input.JobName]):
-            changed["after"] = [] if changed.get("needs") else names[-len(each["after"]) :]
-        if each.get("group") and _fits(each["group"], api_input.LineText):
+        if job.get("needs") and _fits(job["needs"], list[api_input.JobName]):
+            changed["needs"] = names[-len(job["needs"]) :]
+        if job.get("after") and _fits(job["after"], list[api_input.JobName]):
+            changed["after"] = [] if changed.get("needs") else names[-len(job["after"]) :]
+        if job.get("group") and _fits(job["group"], api_input.LineText):
             changed["group"] = "one"  # No schema can say what can be printed.
         names.append(name)
         made.append(changed)

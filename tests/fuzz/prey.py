@@ -46,7 +46,7 @@ class Prey:
         large = {"steps": ["true"], "env": {"LARGE": "x" * 70_000}}
         specs = [SPEC] * (JOBS - 20) + [large] * 10 + [{"steps": 5}] * 10
         async with AsyncQueue(open_store(self.store_url), has_timers=False) as queue:
-            await queue.enqueue_all([NewJob(payload=each) for each in specs])
+            await queue.enqueue_all([NewJob(payload=spec) for spec in specs])
 
     def register(self) -> None:
         """Come in as a runner."""

@@ -104,7 +104,7 @@ def test_a_command_is_decided_or_refused(said: list[Command]) -> None:
 def test_every_command_at_every_record(said: tuple[Command, ...], seed: int, steps: int) -> None:
     """In whatever state a random history has left it, by somebody who may say so, with the last lease that it had."""
     history = History(Random(seed), max_jobs=4).go(steps)
-    known, leases = history.lab.unit, {each.ref.attempt_id: each for each in history.leases}
+    known, leases = history.lab.unit, {lease.ref.attempt_id: lease for lease in history.leases}
     records = {id: record for id, record in known.records.items() if record is not None}
     for id in records:
         for command in said:

@@ -248,8 +248,8 @@ def test_a_pattern_finds_files_or_is_refused(pattern: str, name: str) -> None:
         if name not in (".", ".."):
             (workspace / name).write_bytes(b"x")
         with suppress(Refused):
-            for each in find_files(workspace, [ArtifactRule(path_glob=pattern)]):
-                open_file(workspace, each).close()
+            for file in find_files(workspace, [ArtifactRule(path_glob=pattern)]):
+                open_file(workspace, file).close()
         with suppress(Refused, OSError):
             cache_key(workspace, CacheRule(key="k-{lock_hash}", paths=["x"], lock_files=[pattern]))
         with suppress(Refused, OSError):  # Whoever packs expects both.

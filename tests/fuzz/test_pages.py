@@ -179,7 +179,7 @@ def test_a_page_that_is_looked_at(
 
 @fuzzed(
     250,
-    route=st.sampled_from([each for each in routes.PAGES if each.post or each.enter_post]),
+    route=st.sampled_from([page for page in routes.PAGES if page.post or page.enter_post]),
     params=st.lists(st.none() | TEXTS, max_size=3),
     form=FIELDS,
     may_all=st.booleans(),

@@ -121,7 +121,7 @@ def desk(backend: Backend, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
         found = Desk(loop, loop.run(entered.__aenter__()))
         yield found
         loop.run(entered.__aexit__(None, None, None))
-    assert not [each for each in caplog.records if each.levelname in ("ERROR", "CRITICAL")]
+    assert not [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")]
 
 
 def job(name: str, **fields: Any) -> dict[str, Any]:
@@ -202,18 +202,18 @@ def test_a_plan_is_refused_or_becomes_a_run_that_can_be_read_and_stopped(desk: D
         assert desk.newest() == before
         return
     id = started.json["id"]
-    for each in READS:
-        assert desk.ask("GET", f"/runs/{id}{each}").status == 200
-    for each in asked["plan"]["jobs"]:
-        assert desk.ask("GET", f"/runs/{id}/jobs/{each['name']}/explain").status == 200
+    for read in READS:
+        assert desk.ask("GET", f"/runs/{id}{read}").status == 200
+    for job_record in asked["plan"]["jobs"]:
+        assert desk.ask("GET", f"/runs/{id}/jobs/{job_record['name']}/explain").status == 200
     if asked.get("branch"):
         found = desk.ask("GET", "/runs", query=b"limit=200&branch=" + quote(asked["branch"]).encode())
         assert id in [run["id"] for run in found.json["runs"]]
     assert desk.ask("POST", f"/runs/{id}/approve", {"comment": said}).status in (200, 403, 409, 422)
     assert desk.ask("POST", f"/runs/{id}/cancel", {"reason": said}).status in (200, 409, 422)
     assert desk.ask("POST", f"/runs/{id}/rerun", {"failed_only": not said}).status in (201, 409)
-    for each in READS:
-        assert desk.ask("GET", f"/runs/{id}{each}").status == 200
+    for read in READS:
+        assert desk.ask("GET", f"/runs/{id}{read}").status == 200
 
 
 @fuzzed(80, body=mutated(WHOLE))

@@ -26,7 +26,7 @@ def test_an_administrator_finds_what_is_described(tmp_path: Path, record_propert
     found = fuzz_api(tmp_path, SEED or FIXED_SEED, examples=round(2 * SCALE) if SCALE > 1 else 1, who="admin")
 
     judge(found, test_an_administrator_finds_what_is_described, record_property)
-    assert found.reached | PERHAPS == {label(each) for each in ROUTES if each.required_scope != OPERATOR}
+    assert found.reached | PERHAPS == {label(route) for route in ROUTES if route.required_scope != OPERATOR}
 
 
 @only_in_fuzz

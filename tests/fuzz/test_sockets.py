@@ -18,7 +18,9 @@ from tests.fuzz.prey import Prey, prey
 from tests.fuzz.profile import fuzzed
 
 PATIENCE_SECONDS: Final = 10.0
-REFUSED: Final = {each.status for each in REFUSALS.values()} | {each.status for each in API_REFUSALS.values()}
+REFUSED: Final = {refusal.status for refusal in REFUSALS.values()} | {
+    refusal.status for refusal in API_REFUSALS.values()
+}
 
 
 def request(line: bytes, token: bytes, body: bytes) -> bytes:

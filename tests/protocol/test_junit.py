@@ -212,7 +212,7 @@ def test_every_test_is_told_with_what_it_said_if_it_failed() -> None:
 <testcase name="left"><error>kept</error></testcase><testcase name="left"><skipped>not this</skipped></testcase>
 <testcase name="shaky"><flakyFailure>not this</flakyFailure></testcase></testsuite>"""
 
-    found = {each.name: each for each in read_cases([("r.xml", text.encode())], _unexpected)}
+    found = {case.name: case for case in read_cases([("r.xml", text.encode())], _unexpected)}
 
     assert (found["s.bad"].output, found["s.bad"].message, found["s.bad"].seconds) == ("first <b>\n printed", "no", 2.0)
     assert (found["s.good"].output, found["s.good"].is_failed) == ("", False)

@@ -87,7 +87,7 @@ def test_a_very_long_line_uses_little_memory_and_is_no_marker() -> None:
 
     index = fed(log, [1000] * (len(log) // 1000))
 
-    assert [(each.name, each.first_line) for each in index.sections] == [("yes", 3)]
+    assert [(section.name, section.first_line) for section in index.sections] == [("yes", 3)]
     check(index, log)
 
 
@@ -108,7 +108,7 @@ def test_appended_bytes_are_counted_once(tmp_path: Path) -> None:
         seen = indexes.snapshot(logs, "a", 1)
         assert (seen.size, seen.newlines) == (at, log[:at].count(b"\n"))
     assert indexes.snapshot(logs, "a", 1, block=2).blocks == [log[: 2 * BLOCK_BYTES].count(b"\n")]
-    assert [each.name for each in indexes.snapshot(logs, "a", 1).sections] == ["one", "two"]
+    assert [section.name for section in indexes.snapshot(logs, "a", 1).sections] == ["one", "two"]
 
     logs.path("a", 1).write_bytes(b"anew\n")
     assert (indexes.snapshot(logs, "a", 1).lines, indexes.snapshot(logs, "b", 1).lines) == (1, 0)

@@ -181,7 +181,7 @@ def test_the_verifier_finds_a_reason_that_is_not_the_attempts(
 
     (line["metadata"]["error"] if entity_id == "r1/a.1" else line["metadata"]).update(change)
 
-    assert rule in {each.rule for each in verify([msgspec.json.encode(each) for each in log]).violations}
+    assert rule in {violation.rule for violation in verify([msgspec.json.encode(each) for each in log]).violations}
 
 
 @pytest.mark.proves("MOD-F4")

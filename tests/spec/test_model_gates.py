@@ -161,7 +161,7 @@ def test_a_gate_waits_for_so_many_different_people() -> None:
 
     last = lab.last(ID)
     assert (last.to, last.trigger, last.metadata["approvers"]) == ("SUCCEEDED", "approved", ["bob", "cyd", "dan"])
-    assert [(each.person, each.comment) for each in lab.job("g").approvals] == [
+    assert [(approval.person, approval.comment) for approval in lab.job("g").approvals] == [
         ("bob", "bob says yes"),
         ("cyd", "cyd says yes"),
         ("dan", ""),
@@ -418,9 +418,9 @@ def test_whatever_people_do_a_gate_opens_for_exactly_the_people_it_asks_for(
             elif isinstance(order, CancelJob | run.Cancel):
                 state = "CANCELED"
         assert lab.job("g").state == state
-        assert [f"user:{each.person}" for each in lab.job("g").approvals] == people
+        assert [f"user:{approval.person}" for approval in lab.job("g").approvals] == people
     assert (state == "SUCCEEDED") == (len(people) == of.approvers)
-    assert all(isinstance(each, Approval) for each in lab.job("g").approvals)
+    assert all(isinstance(approval, Approval) for approval in lab.job("g").approvals)
     lab.verified()
 
 

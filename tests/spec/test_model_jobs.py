@@ -175,7 +175,7 @@ def test_a_rejected_job_fails_as_rejected_and_never_had_an_attempt() -> None:
 
     assert ends(lab, "g") == [(job.FAILED, "REJECTED")]
     assert (lab.job("g").attempts, lab.job("g").attempt_id) == (0, "")
-    assert not [each for each in lab.unit.records.values() if isinstance(each, Attempt)]
+    assert not [record for record in lab.unit.records.values() if isinstance(record, Attempt)]
     lab.verified()
 
 

@@ -296,7 +296,9 @@ def test_a_message_for_which_no_rule_exists_is_refused(state: str) -> None:
         )
     ]
     table = attempt.MACHINE
-    unruled = [each for each in orders if not (table.rule(state, type(each)) or table.implied_step(state, type(each)))]
+    unruled = [
+        order for order in orders if not (table.rule(state, type(order)) or table.implied_step(state, type(order)))
+    ]
     if state in attempt.TERMINAL:  # A repeat of the very message that ended it is recognised, and changes nothing.
         repeated = (attempt.Complete, attempt.Finish, attempt.CancelAck)
         unruled = [each for each in unruled if not isinstance(each, repeated)]

@@ -75,7 +75,7 @@ def test_the_verifier_counts_the_tasks_of_a_workstream() -> None:
     surplus = verify(transitions).violations
 
     assert "WST-WG1" in {each.rule for each in missing}
-    assert [(each.line, each.rule) for each in surplus] == [(3, "WST-WG1")]
+    assert [(violation.line, violation.rule) for violation in surplus] == [(3, "WST-WG1")]
 
 
 @pytest.mark.proves("WST-W1", "WST-WG1")
@@ -283,7 +283,7 @@ def test_the_verifier_takes_a_cancel_of_a_planned_workstream_by_a_user_only() ->
     refused = verify([msgspec.json.encode({**line, "trigger": "all_tasks_created"})])
 
     assert allowed.is_legal
-    assert [(each.line, each.rule) for each in refused.violations] == [(1, "WST-V1")]
+    assert [(violation.line, violation.rule) for violation in refused.violations] == [(1, "WST-V1")]
 
 
 @pytest.mark.proves("WST-W8", "WST-W9")

@@ -380,7 +380,7 @@ def altered(lab: Lab, trigger: str, change: Callable[[Line], object]) -> set[str
     """Which rules break when the last line of this kind says something else."""
     log = [msgspec.json.decode(line) for line in lab.canonical()]
     change(next(line for line in reversed(log) if line["trigger"] == trigger))
-    return {each.rule for each in verify([msgspec.json.encode(line) for line in log]).violations}
+    return {violation.rule for violation in verify([msgspec.json.encode(line) for line in log]).violations}
 
 
 @pytest.mark.proves("WST-KH1", "WST-KH2", "WST-KH3", "WST-KH4", "WST-V2")

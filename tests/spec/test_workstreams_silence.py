@@ -138,7 +138,9 @@ def test_a_silent_worker_keeps_only_what_it_was_asked_to_stop() -> None:
 
     decision = lab.after(10).do(worker.MissHealthChecks(id="w1"))
 
-    told = [(each.from_, each.to, each.trigger, each.metadata) for each in decision.events if each.entity == "worker"]
+    told = [
+        (event.from_, event.to, event.trigger, event.metadata) for event in decision.events if event.entity == "worker"
+    ]
     assert told == [
         ("BUSY", "UNRESPONSIVE", "health_check_timeout", {"attempts": ["r1/a.1", "r1/b.1", "r1/c.1"]}),
         ("UNRESPONSIVE", "UNRESPONSIVE", "task_completed", {"attempt_id": "r1/a.1", "tasks": 2, "troubles": 1}),
@@ -205,7 +207,7 @@ def test_a_worker_that_comes_back_with_a_lease_is_busy_in_the_same_decision() ->
 
     decision = lab.do(worker.Recover(id="w1", actor="worker:w1"))
 
-    steps = [(each.from_, each.to, each.trigger) for each in decision.events]
+    steps = [(event.from_, event.to, event.trigger) for event in decision.events]
     assert steps == [("UNRESPONSIVE", "IDLE", "health_check_recovered"), ("IDLE", "BUSY", "task_assigned")]
     assert decision.events[-1].metadata == {"attempt_id": "r1/a.1", "tasks": 1}
     lab.claim(lab.attempt("spare"))

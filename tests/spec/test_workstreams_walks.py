@@ -59,7 +59,7 @@ class Walk:
 
     def tasks(self) -> list[tuple[str, bool]]:
         """The tasks as document 003's derivation wants them."""
-        return [(task_state(each), each.spec.is_required) for each in self.jobs()]
+        return [(task_state(job_record), job_record.spec.is_required) for job_record in self.jobs()]
 
     def go(self, picks: list[int]) -> Iterator[None]:
         """Take one step for each number, and stop at each for a look around."""
@@ -75,8 +75,8 @@ class Walk:
 
     def _moves(self) -> list[Move]:
         moves: list[Move] = [lambda: self.lab.after(30), self._expire_all]
-        for each in self.jobs():
-            moves += self._task_moves(each)
+        for job_record in self.jobs():
+            moves += self._task_moves(job_record)
         for id in ("w1", "w2"):
             if self.is_cancelable and self.lab.worker_record(id).state == worker.UNRESPONSIVE:
                 moves.append(lambda id=id: self.lab.do(worker.Recover(id=id)))  # type: ignore[misc]
@@ -126,17 +126,17 @@ class Walk:
 def look_at_tasks(walk: Walk, ended: dict[str, str]) -> None:
     """The invariants of a task, on every task of the walk."""
     shown = {line["entity_id"]: line["to_state"] for line in map(msgspec.json.decode, walk.lab.transitions())}
-    for each in walk.jobs():
-        state = task_state(each)
-        assert shown.get(each.id, "pending") == state
-        assert ended.setdefault(each.id, state) == state or ended[each.id] in OPEN
-        ended[each.id] = state
-        assert not each.worker_id or state == "running"
-        assert max(each.attempts - 1, 0) <= each.spec.max_attempts - 1
-        times = [at for at in (each.created_at, each.started_at, each.completed_at) if at]
+    for job_record in walk.jobs():
+        state = task_state(job_record)
+        assert shown.get(job_record.id, "pending") == state
+        assert ended.setdefault(job_record.id, state) == state or ended[job_record.id] in OPEN
+        ended[job_record.id] = state
+        assert not job_record.worker_id or state == "running"
+        assert max(job_record.attempts - 1, 0) <= job_record.spec.max_attempts - 1
+        times = [at for at in (job_record.created_at, job_record.started_at, job_record.completed_at) if at]
         assert times == sorted(times)
         if state == "queued":
-            needed = [walk.lab.job(name) for name in each.spec.needs]
+            needed = [walk.lab.job(name) for name in job_record.spec.needs]
             assert all(n.state == job.SUCCEEDED or (n.state == job.FAILED and not n.spec.is_required) for n in needed)
 
 

@@ -119,8 +119,8 @@ def settings_file(folder: Path, issuer: PeopleIssuer, *grants: str, **more: str)
     if issuer.secret:
         lines.append('client_secret_file = "client.secret"')
     lines += [f"{name} = {json.dumps(value)}" for name, value in more.items()]
-    for each in grants:
-        lines += ["[[grant]]", *_grant(each)]
+    for grant in grants:
+        lines += ["[[grant]]", *_grant(grant)]
     path = folder / "oidc.toml"
     path.write_text("\n".join(lines))
     return path

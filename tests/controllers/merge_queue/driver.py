@@ -206,19 +206,19 @@ async def live(folder: Path, entries: Sequence[MergeEntry], number: int, at: int
             await here.projects.put(here.project)
         while await engine.tick():
             pass
-        for each in entries:  # Whoever was not told comes again.
-            if each.id not in here.heard():
-                await here.queue.enter(each)
+        for entry in entries:  # Whoever was not told comes again.
+            if entry.id not in here.heard():
+                await here.queue.enter(entry)
         here.queue.start()
         try:
             for _ in range(MAX_RETRIES):
                 await here.settle()
-                if set(here.heard()) == {each.id for each in entries}:
+                if set(here.heard()) == {entry.id for entry in entries}:
                     break
                 clock[0] += RETRY_SECONDS * SECOND  # A push of the life before was in the way.
         finally:
             await here.queue.stop()
-        assert set(here.heard()) == {each.id for each in entries}, here.heard()
+        assert set(here.heard()) == {entry.id for entry in entries}, here.heard()
     finally:
         await engine.stop()
         await store.close()

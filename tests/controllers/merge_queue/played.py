@@ -38,8 +38,8 @@ class World:
         self.now = SECOND
         self.is_rough = True
         self.names = [f"w{number}" for number in range(count)]
-        self.methods = {each: random.choice(METHODS if random.random() < 0.3 else METHODS[:1]) for each in self.names}
-        self.bad = {each for each in self.names if random.random() < 0.2}
+        self.methods = {name: random.choice(METHODS if random.random() < 0.3 else METHODS[:1]) for name in self.names}
+        self.bad = {name for name in self.names if random.random() < 0.2}
         self.others = [f"x{number}" for number in range(3)]  # What others push.
         pairs = [(a, b) for a in self.names for b in [*self.names, *self.others] if a < b or b in self.others]
         self.conflicts = {pair for pair in pairs if random.random() < 0.04}
@@ -90,7 +90,7 @@ class World:
         elif what == 1 and self.line.places:
             name = self.random.choice(self.line.places).entry.id
             self.line = lines.without(self.line, [name])
-            if all(each.entry.id != name for each in self.line.places):
+            if all(queued.entry.id != name for queued in self.line.places):
                 self.gone.add(name)
         elif what == 2:
             self.now += self.random.randrange(1, 20) * SECOND
@@ -254,14 +254,14 @@ class World:
 
     def check(self) -> None:
         """What holds at any moment."""
-        ids = [each.entry.id for each in self.line.places]
-        members = [id for each in self.line.batches for id in each.members]
+        ids = [queued.entry.id for queued in self.line.places]
+        members = [id for batch in self.line.batches for id in batch.members]
         assert len(set(ids)) == len(ids)
         assert len(set(members)) == len(members), "in two batches"
         assert set(members) <= set(ids), "a member that is not in the line"
         assert len(self.line.batches) <= LIMITS.speculative
         below = ""
-        for each in self.line.batches:
-            assert len(each.members) <= LIMITS.batch
-            assert not below or not each.commits or each.start == below, "it does not stand on what is before it"
-            below = each.top if each.commits else ""
+        for batch in self.line.batches:
+            assert len(batch.members) <= LIMITS.batch
+            assert not below or not batch.commits or batch.start == below, "it does not stand on what is before it"
+            below = batch.top if batch.commits else ""

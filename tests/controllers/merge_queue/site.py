@@ -191,8 +191,8 @@ class Site:
 
     async def enter(self, *entries: MergeEntry) -> None:
         """All of them, in order."""
-        for each in entries:
-            await self.queue.enter(each)
+        for entry in entries:
+            await self.queue.enter(entry)
 
     async def calm(self) -> None:
         """Until the queue can do nothing by itself."""

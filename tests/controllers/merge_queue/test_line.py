@@ -148,13 +148,13 @@ def test_what_stands_on_a_bad_one_is_thrown_away_and_its_tests_are_stopped() -> 
     line = line_of(entry("a"), entry("b", "squash"), entry("c"))
     for _ in range(3):
         line = with_batch(line, BatchLimits())
-    runs = [lines.run_of(line, each) for each in line.batches]
+    runs = [lines.run_of(line, batch) for batch in line.batches]
 
     line = found_bad(line)
 
     assert line.batches == ()
     assert list(line.stopping) == runs[1:]
-    assert [each.entry.id for each in line.places] == ["b", "c"]
+    assert [queued.entry.id for queued in line.places] == ["b", "c"]
 
 
 def test_nobody_stands_on_one_that_is_only_tested() -> None:
@@ -177,14 +177,14 @@ def test_a_lost_test_puts_nobody_out_and_is_made_again_later_and_later() -> None
         runs.add(run_id)
         line = lines.lost(line, run_id, "the runner died", NOW)
         assert lines.lost(line, run_id, "the runner died", NOW) == line  # Said twice, it counts once.
-        assert not any(isinstance(each, lines.TestBatch) for each in lines.steps(line, NOW, ONE))
+        assert not any(isinstance(step, lines.TestBatch) for step in lines.steps(line, NOW, ONE))
         at = lines.next_at(line, NOW)
         assert at is not None
         waits.append((at - NOW) // SECOND)
 
     assert len(runs) == 12
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600]
-    assert [each.entry.id for each in line.places] == ["a"]
+    assert [queued.entry.id for queued in line.places] == ["a"]
 
 
 def test_who_conflicts_with_a_batch_waits_for_its_end() -> None:
@@ -194,9 +194,9 @@ def test_who_conflicts_with_a_batch_waits_for_its_end() -> None:
     made = BuildResult(base="0", start="0", members=("a",), commits=("0+a",), behind=(("b", number),))
     line = with_batch(lines.built(line, number, made, NOW), BatchLimits())
 
-    assert [each.members for each in line.batches] == [("a",), ("c",)]
+    assert [batch.members for batch in line.batches] == [("a",), ("c",)]
     line = lines.formed(lines.moved(line, number), NOW, BatchLimits())
-    assert [each.members for each in line.batches] == [("a", "b")]
+    assert [batch.members for batch in line.batches] == [("a", "b")]
 
 
 def test_who_is_about_to_land_cannot_go_any_more() -> None:
@@ -247,13 +247,13 @@ def test_a_split_is_remembered_until_all_of_its_halves_are_gone() -> None:
     """So that people see how a bad one is looked for, and no line grows without end."""
     line = found_bad(with_batch(line_of(*(entry(id) for id in "abcd"))))
 
-    assert [(each.number, each.first, each.second) for each in line.splits] == [(1, ("a", "b"), ("c", "d"))]
+    assert [(split.number, split.first, split.second) for split in line.splits] == [(1, ("a", "b"), ("c", "d"))]
     assert shown(line).splits[0].problem == "no good"
 
     again = found_bad(with_batch(line))
-    assert [(each.number, each.first) for each in again.splits] == [(1, ("a", "b")), (2, ("a",))]
+    assert [(split.number, split.first) for split in again.splits] == [(1, ("a", "b")), (2, ("a",))]
     without_first = lines.without(again, "ab")
-    assert [each.number for each in shown(without_first).splits] == [1]
+    assert [split.number for split in shown(without_first).splits] == [1]
     later = lines.entered(lines.entered(lines.without(without_first, "cd"), entry("e")), entry("f"))
     assert shown(later).splits == ()
-    assert [each.number for each in found_bad(with_batch(later)).splits] == [3]
+    assert [split.number for split in found_bad(with_batch(later)).splits] == [3]

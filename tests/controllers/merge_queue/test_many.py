@@ -59,17 +59,17 @@ async def test_the_base_ends_with_exactly_the_good_ones(
                 pass
 
         merged = here.merged()
-        names = {each.id for each in entries}
+        names = {entry.id for entry in entries}
         assert set(here.told) == names
         assert not merged & bad
         assert len(merged & conflicting) == 1
         assert len(merged & {"w6", "w12"}) == 1
         assert merged >= names - bad - conflicting - {"w6", "w12"}
-        found = {each for each in here.files() if each.startswith("w")}
+        found = {file for file in here.files() if file.startswith("w")}
         assert found == merged | {f"{id}.more" for id in merged}
         tested = {here.told[id].commit for id in merged}
         assert tested <= here.tester.good
         inner = set(git(upstream.bare, "rev-list", f"^{upstream.first}", "main").split()) - tested - side
-        heads = {commit for each in entries for commit in git(upstream.tree, "rev-list", each.head).split()}
+        heads = {commit for entry in entries for commit in git(upstream.tree, "rev-list", entry.head).split()}
         messages = git(upstream.bare, "log", "--format=%H %s", "--no-walk", *inner).split("\n") if inner else []
         assert all(line[:40] in heads or ", part 1" in line for line in messages), "a commit that nobody made"

@@ -21,13 +21,13 @@ async def test_several_are_merged_by_one_commit_that_was_tested(site: Opened, st
         assert here.files() == {"0.txt", "1.txt", "2.txt"}
         places = here.places()
         assert set(places) <= here.tester.good
-        commits = {here.told[each.id].commit for each in entries}
+        commits = {here.told[entry.id].commit for entry in entries}
         assert commits == set(places)
         whole = places[-1]
         parents = git(streams.upstream.bare, "rev-parse", f"{whole}^@").split()
-        assert set(parents[1:]) <= {each.head for each in entries}
+        assert set(parents[1:]) <= {entry.head for entry in entries}
         message = git(streams.upstream.bare, "log", "-1", "--format=%B", whole)
-        assert all(f"Workstream: {each.id}" in message for each in entries if here.told[each.id].commit == whole)
+        assert all(f"Workstream: {entry.id}" in message for entry in entries if here.told[entry.id].commit == whole)
         assert git(streams.upstream.bare, "for-each-ref", "--format=%(refname)") == "refs/heads/main"
 
 
@@ -44,10 +44,10 @@ async def test_one_after_the_other_every_place_is_tested(site: Opened, streams: 
         await here.settle()
 
         assert here.files() == {"0.txt", "1.txt", "2.txt", "3.txt"}
-        commits = [here.told[each.id].commit for each in entries]
+        commits = [here.told[entry.id].commit for entry in entries]
         assert set(commits) <= here.tester.good
         places = here.places()
-        assert [each for each in places if each in commits] == commits
+        assert [commit for commit in places if commit in commits] == commits
         assert len(places) == (4 if method == "squash" else 8)
         titles = git(streams.upstream.bare, "log", "--reverse", "--format=%s", f"{streams.upstream.first}..main")
         if method == "squash":

@@ -333,10 +333,10 @@ async def test_another_server_makes_the_same_commits(site: Opened, streams: Stre
         await one.calm()
         batches = (await one.view()).batches
         assert len(batches) == 3
-        for each in reversed(batches):
-            stream = f"merge-{each.run_id.split('-')[1]}"
-            assert await two.queue.bring(TENANT, stream, each.commit)
-            assert await two.mirror.has_commit(each.commit)
+        for batch in reversed(batches):
+            stream = f"merge-{batch.run_id.split('-')[1]}"
+            assert await two.queue.bring(TENANT, stream, batch.commit)
+            assert await two.mirror.has_commit(batch.commit)
             assert not await two.queue.bring(TENANT, stream, "1" * 40)
         await one.queue.stop()
         shutil.rmtree(two.mirror.folder)
@@ -346,7 +346,7 @@ async def test_another_server_makes_the_same_commits(site: Opened, streams: Stre
         await two.settle()
 
         assert two.merged() == {"w0", "w1", "w2"}
-        assert [each.commit for each in batches] == [two.told[f"w{number}"].commit for number in range(3)]
+        assert [batch.commit for batch in batches] == [two.told[f"w{number}"].commit for number in range(3)]
 
 
 @on_loop

@@ -26,7 +26,7 @@ CRASHED = 7
 
 def names(folder: Path) -> list[str]:
     """What an archive has in it."""
-    return sorted(each.name for each in place(folder, ID).iterdir())
+    return sorted(path.name for path in place(folder, ID).iterdir())
 
 
 def interrupted(store: MemoryStore, folder: Path, moment: int) -> bool:
@@ -61,7 +61,7 @@ def check(store: MemoryStore, folder: Path, expected: list[str]) -> int:
             assert names(here) == expected, (moment, names(here))
         asyncio.run(archive(store, LogStore(here / "logs"), merged(), here))
         assert names(here) == expected, (moment, names(here))
-        assert [each.name for each in (here / "archive").iterdir()] == [ID], moment
+        assert [path.name for path in (here / "archive").iterdir()] == [ID], moment
         assert not files.place(here, ID).exists(), moment
         if not is_ended:
             return moment

@@ -144,7 +144,9 @@ async def stored(lab: Lab) -> MemoryStore:
 
     def write() -> Transaction[None]:
         yield Begin(())
-        puts = [Put(each, 0, None, None, is_over(each)) for each in lab.unit.records.values() if each is not None]
+        puts = [
+            Put(record, 0, None, None, is_over(record)) for record in lab.unit.records.values() if record is not None
+        ]
         yield Write(puts, [msgspec.structs.replace(event, seq=0) for event in lab.log], is_last=True)
 
     await store.transact(write)

@@ -79,7 +79,7 @@ async def test_what_is_over_is_preserved_however_it_ended(
     at = await archive(await stored(lab), LogStore(tmp_path / "logs"), stream(problem="a problem"), tmp_path)
 
     assert at == tmp_path / "archive" / ID
-    assert {each.name for each in at.iterdir()} == EVERYTHING
+    assert {path.name for path in at.iterdir()} == EVERYTHING
     told = read(at, "workstream.json")
     assert (told["state"], told["run_state"]) == (state, run_state)
     assert (told["spec"], told["problem"], told["worktree"]) == (SPEC, "a problem", stream().place)
@@ -120,7 +120,7 @@ async def test_a_failed_task_says_which_rule_did_not_hold(tmp_path: Path) -> Non
     """Whoever looks into the archive later finds the reason there."""
     at = await archive(await stored(failed()), LogStore(tmp_path / "logs"), stream(), tmp_path)
 
-    code = next(each for each in read(at, "workstream.json")["tasks"] if each["name"] == "code")
+    code = next(task for task in read(at, "workstream.json")["tasks"] if task["name"] == "code")
     assert (code["state"], code["job_state"]) == ("failed", "FAILED")
     assert "make check: exit code 1, wanted 0" in json.dumps(code["last_error"])
 
@@ -130,11 +130,11 @@ async def test_archiving_it_again_changes_nothing(tmp_path: Path) -> None:
     """Whoever is not sure whether it was done does it again."""
     store, logs = await stored(completed()), LogStore(tmp_path / "logs")
     at = await archive(store, logs, merged(), tmp_path)
-    before = {each.name: (each.stat().st_ino, each.read_bytes()) for each in at.iterdir()}
+    before = {path.name: (path.stat().st_ino, path.read_bytes()) for path in at.iterdir()}
 
     assert await archive(store, logs, merged(), tmp_path) == at
 
-    assert {each.name: (each.stat().st_ino, each.read_bytes()) for each in at.iterdir()} == before
+    assert {path.name: (path.stat().st_ino, path.read_bytes()) for path in at.iterdir()} == before
 
 
 @on_loop

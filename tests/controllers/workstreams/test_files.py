@@ -40,20 +40,20 @@ def test_becoming_ready_writes_the_dag_and_the_execution_plan(tmp_path: Path) ->
 
     dag, plan = read(tmp_path, "dag.json"), read(tmp_path, "plan.json")
     assert dag["stages"] == [["schema"], ["code", "docs"], ["test"]]
-    assert {(each["from"], each["to"]) for each in dag["edges"]} == {
+    assert {(edge["from"], edge["to"]) for edge in dag["edges"]} == {
         ("schema", "code"),
         ("schema", "docs"),
         ("code", "test"),
         ("docs", "test"),
     }
-    assert [(each["name"], each["stage"], each["critical"], each["tree"]) for each in dag["nodes"]] == [
+    assert [(node["name"], node["stage"], node["critical"], node["tree"]) for node in dag["nodes"]] == [
         ("schema", 1, True, "shared"),
         ("code", 2, True, "shared"),
         ("docs", 2, False, "own"),
         ("test", 3, True, "shared"),
     ]
     assert (plan["base"], plan["base_commit"], plan["branch"]) == ("main", BASE, "ws/login-3f9a2c")
-    assert [each["tasks"] for each in plan["stages"]] == dag["stages"]
+    assert [stage["tasks"] for stage in plan["stages"]] == dag["stages"]
     code, tested = plan["tasks"][1], plan["tasks"][3]
     assert (code["run"], code["needs"], code["max_retries"]) == (["agent write", "make"], ["schema"], 1)
     assert [rule["run"] for rule in code["rules"]] == ["make check"]
@@ -156,11 +156,11 @@ def test_an_id_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
 def test_the_same_figures_are_not_written_again(tmp_path: Path) -> None:
     """A file that did not change keeps its time; nobody's disk is worn out."""
     files.ready(tmp_path, stream(), specs())
-    before = {each: each.stat().st_ino for each in files.place(tmp_path, ID).iterdir()}
+    before = {path: path.stat().st_ino for path in files.place(tmp_path, ID).iterdir()}
 
     files.ready(tmp_path, stream(), specs())
 
-    assert {each: each.stat().st_ino for each in files.place(tmp_path, ID).iterdir()} == before
+    assert {path: path.stat().st_ino for path in files.place(tmp_path, ID).iterdir()} == before
     assert len(before) == 3
 
 

@@ -69,7 +69,7 @@ class Bench:
     def trees(self, id: str) -> list[str]:
         """What the runner has of it."""
         folder = self.place.folder / "r1" / "workstreams" / id
-        return sorted(each.name for each in folder.iterdir()) if folder.exists() else []
+        return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
     def show(self, path: str) -> str:
         """A file of the base."""
@@ -100,7 +100,7 @@ async def test_a_workstream_is_executed_validated_and_merged(tmp_path: Path) -> 
         told = await here.over(id)
 
         assert told["state"] == "completed"
-        assert [(each["name"], each["state"]) for each in told["tasks"]] == [
+        assert [(task["name"], task["state"]) for task in told["tasks"]] == [
             ("write", "completed"),
             ("check", "completed"),
         ]
@@ -142,7 +142,7 @@ tasks:
         told = await here.over(await here.create(text))
 
         assert told["state"] == "failed"
-        states = sorted(each["state"] for each in told["tasks"])
+        states = sorted(task["state"] for task in told["tasks"])
         assert states == ["completed", "failed"]
         assert "same.txt" in str(told["tasks"])
 

@@ -187,4 +187,4 @@ async def _check_written(site: Path, scene: Scene) -> None:
     assert checked.returncode == 0, checked.stdout.decode()[-2000:] + checked.stderr.decode()[-2000:]
     for id in scene.ids.values():
         kept = site / "archive" / id
-        assert {"dag.json", "plan.json", "events.jsonl", "transitions.jsonl"} <= {each.name for each in kept.iterdir()}
+        assert {"dag.json", "plan.json", "events.jsonl", "transitions.jsonl"} <= {path.name for path in kept.iterdir()}

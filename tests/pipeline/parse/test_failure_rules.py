@@ -36,7 +36,7 @@ rules:
 
 def problems(text: str) -> list[str]:
     """What is wrong with a file, without its name."""
-    return [str(each).removeprefix("failure-rules.yml:") for each in parse_failure_rules(text).problems]
+    return [str(problem).removeprefix("failure-rules.yml:") for problem in parse_failure_rules(text).problems]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_problems_of_a_failure_rule_have_their_position(rule: str, told: str) ->
 )
 def test_problems_of_a_file(text: str, told: str) -> None:
     """And none of it is used."""
-    assert any(told in each for each in problems(text)), problems(text)
+    assert any(told in problem for problem in problems(text)), problems(text)
     assert parse_failure_rules(text).rules is None
 
 
@@ -129,7 +129,7 @@ def test_a_code_that_no_runner_reports_is_a_warning() -> None:
     """The rule stands; it is only never asked."""
     found = parse_failure_rules("rules: [{name: a, class: USER, error_codes: LEASE_LOST}]")
 
-    assert [each.is_warning for each in found.problems] == [True]
+    assert [problem.is_warning for problem in found.problems] == [True]
     assert found.rules is not None
 
 
@@ -157,7 +157,7 @@ def test_a_pattern_that_may_take_long_or_is_none_is_refused(pattern: str) -> Non
 @pytest.mark.parametrize(
     "pattern",
     [
-        *(each.log_pattern for each in RULES if each.log_pattern),
+        *(rule.log_pattern for rule in RULES if rule.log_pattern),
         *("a.*b", "^error: .+$", r"E\d{4}\b", "[A-Z_]{3,40} failed", "(?:lost|gone)?!", r"\(a\)", "é.*ü", "a+?b"),
         *("[^x]y", r"[\]\[]", r"exit code (1|2|137)", "x]", "x}", "a-b", r"\ta"),
     ],
@@ -192,7 +192,7 @@ def test_any_text_is_read_or_refused(text: str | bytes) -> None:
     """Never with anything but problems."""
     found = parse_failure_rules(text)
 
-    assert (found.rules is None) == any(not each.is_warning for each in found.problems)
+    assert (found.rules is None) == any(not problem.is_warning for problem in found.problems)
 
 
 def test_the_page_has_the_rules_that_run() -> None:

@@ -62,7 +62,10 @@ def test_expressions_are_listed_with_their_positions() -> None:
     text += "      - run: echo ${{ z }}\n        timeout-minutes: ${{ t }}\n      - b\n"
     found = parse_pipeline(text)
 
-    assert [(each.path, each.text, each.position, each.is_condition) for each in found.expressions] == [
+    assert [
+        (expression.path, expression.text, expression.position, expression.is_condition)
+        for expression in found.expressions
+    ] == [
         (("jobs", "a", "if"), "x == 'y'", Position(3, 9), True),
         (("jobs", "a", "steps", 0, "run"), "echo ${{ z }}", Position(5, 14), False),
         (("jobs", "a", "steps", 0, "timeout-minutes"), "${{ t }}", Position(6, 26), False),

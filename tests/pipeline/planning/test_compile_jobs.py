@@ -29,10 +29,10 @@ def a_job(lines: str, more: str = "") -> str:
 def test_the_job_specifications_are_valid_protocol_messages() -> None:
     """This holds for all examples of docs/pipelines.md."""
     for text in on_the_page():
-        for each in plan(text).jobs:
-            msgspec.convert(each.spec.name, api_input.JobName)
-            if each.spec.work is not None:
-                msgspec.convert(each.spec.work, JobSpec)
+        for job_record in plan(text).jobs:
+            msgspec.convert(job_record.spec.name, api_input.JobName)
+            if job_record.spec.work is not None:
+                msgspec.convert(job_record.spec.work, JobSpec)
 
 
 def test_every_key_of_a_job_arrives() -> None:
@@ -52,7 +52,7 @@ def test_every_key_of_a_job_arrives() -> None:
         "Build linux", "registry.example/build:1", "container", True,
     )  # fmt: skip
     assert (spec.limits.memory_bytes, spec.limits.processes, spec.limits.cpus) == (4 * 1024**3, 500, 2)
-    assert [each.name for each in spec.services] == ["cache", "db"]
+    assert [service.name for service in spec.services] == ["cache", "db"]
     assert spec.services[1].ports == ["5432", "8080:80"]
     assert spec.services[1].health == "pg_isready"
     assert spec.env == {"MODE": "${{ matrix.mode }}"}
@@ -65,8 +65,8 @@ def test_every_key_of_a_job_arrives() -> None:
     assert spec.outputs == {"version": "${{ steps.version.outputs.version }}"}
     assert spec.output_path == "result.json"
     assert spec.caches[0].lock_files == ["requirements.lock"]
-    assert [each.type for each in spec.artifacts] == ["file", "junit"]
-    assert [(each.run, each.files, each.min_tests) for each in spec.rules][:3] == [
+    assert [artifact.type for artifact in spec.artifacts] == ["file", "junit"]
+    assert [(rule.run, rule.files, rule.min_tests) for rule in spec.rules][:3] == [
         ("test -s dist/app", [], 0),
         ("", ["dist/app", "dist/app.sig"], 0),
         ("", [], 100),
@@ -246,9 +246,9 @@ def test_an_untrusted_change_gets_no_secrets_no_caches_and_an_approval() -> None
     made = plan(text, fork)
     jobs = by_name(made)
 
-    assert [each.spec.name for each in made.jobs] == ["approve-fork-2", "approve-fork", "test", "last"]
+    assert [job_record.spec.name for job_record in made.jobs] == ["approve-fork-2", "approve-fork", "test", "last"]
     assert jobs["approve-fork-2"].spec.kind == "approval"
-    assert all("approve-fork-2" in each.spec.needs for each in made.jobs[1:])
+    assert all("approve-fork-2" in job_record.spec.needs for job_record in made.jobs[1:])
     assert jobs["last"].spec.after == ("test",)
     spec = jobs["test"].spec
     told = msgspec.convert(spec.work, JobSpec)
@@ -334,7 +334,7 @@ def test_a_group_of_jobs_cancels_nothing() -> None:
     made = compiled(a_job("concurrency: {group: g, cancel-in-progress: true}"))
 
     assert made.plan is not None
-    assert [str(each) for each in made.problems if each.is_warning] == [
+    assert [str(problem) for problem in made.problems if problem.is_warning] == [
         ".deltaci.yml:4:18: warning: 'cancel-in-progress' of a job; expected it at the top of the file: only "
         "whole runs are cancelled"
     ]

@@ -114,12 +114,12 @@ def test_a_job_whose_need_is_left_out_by_its_condition_is_left_out() -> None:
 
     made = plan(text)
 
-    assert [each.spec.name for each in made.jobs] == ["d", "e", "g", "h"]
+    assert [job_record.spec.name for job_record in made.jobs] == ["d", "e", "g", "h"]
     assert {name: code for name, (code, _) in left_out(text).items()} == {
         "a": "condition", "b": "need_left_out", "c": "need_left_out", "f": "condition",
     }  # fmt: skip
     assert left_out(text)["b"][1] == "it needs a, which is left out"
-    assert all(not each.spec.needs for each in made.jobs)
+    assert all(not job_record.spec.needs for job_record in made.jobs)
     assert by_name(made)["h"].spec.after == ("d",)
     assert by_name(made)["h"].spec.work["condition"] == "!failure()"
 
@@ -137,7 +137,7 @@ def test_an_unaffected_need_counts_as_done_with_the_result_skipped() -> None:
 
     made = plan(text, changed={"z"})
 
-    assert [each.spec.name for each in made.jobs] == ["c", "e"]
+    assert [job_record.spec.name for job_record in made.jobs] == ["c", "e"]
     assert by_name(made)["c"].spec.needs == ()
     assert by_name(made)["c"].spec.work["needs"] == ["b"]  # The server knows no such job: it is skipped.
     assert by_name(made)["e"].spec.after == ("c",)
@@ -173,8 +173,8 @@ def test_a_job_that_is_left_out_does_not_keep_its_needs() -> None:
         "  ship: {needs: build, if: github.event_name == 'pull_request', steps: ['${{ needs.build.outputs.o }}']}\n"
     )
 
-    assert [each.spec.name for each in plan(text, changed={"a"}).jobs] == []
-    assert [(each.spec.name, each.code) for each in plan(text, PULL, changed={"a"}).jobs] == [
+    assert [job_record.spec.name for job_record in plan(text, changed={"a"}).jobs] == []
+    assert [(job_record.spec.name, job_record.code) for job_record in plan(text, PULL, changed={"a"}).jobs] == [
         ("build", "needed"), ("ship", "no_paths"),
     ]  # fmt: skip
 
@@ -190,7 +190,10 @@ def test_artifacts_of_indirect_needs_keep_their_jobs() -> None:
 
     made = plan(text, changed={"a"})
 
-    assert [(each.spec.name, each.code) for each in made.jobs] == [("build", "needed"), ("ship", "no_paths")]
+    assert [(job_record.spec.name, job_record.code) for job_record in made.jobs] == [
+        ("build", "needed"),
+        ("ship", "no_paths"),
+    ]
     assert by_name(made)["ship"].spec.needs == ("build",)
 
 
@@ -210,11 +213,13 @@ def test_the_jobs_of_a_matrix_form_a_family() -> None:
     made = plan(text)
     names = ["test (3.12, linux)", "test (3.12, mac)", "test (3.13, linux)", "test (3.13, mac)"]
 
-    assert [each.spec.name for each in made.jobs] == ["one (1)", *names, "all"]
+    assert [job_record.spec.name for job_record in made.jobs] == ["one (1)", *names, "all"]
     assert [by_name(made)[name].spec.after for name in names] == [(), (), (names[0],), (names[1],)]
-    assert {(each.spec.family, each.spec.is_family_fail_fast) for each in made.jobs if each.job == "test"} == {
-        ("test", True)
-    }
+    assert {
+        (job_record.spec.family, job_record.spec.is_family_fail_fast)
+        for job_record in made.jobs
+        if job_record.job == "test"
+    } == {("test", True)}
     assert by_name(made)["one (1)"].spec.family == "one"
     assert not by_name(made)["one (1)"].spec.is_family_fail_fast
     assert by_name(made)["all"].spec.after == tuple(names)
@@ -232,7 +237,7 @@ def test_job_names_have_only_allowed_characters() -> None:
     values = ["a/b", "a#b", "ü", "x" * 150, "x" * 150 + "y", "  ", "a\nb"]
     text = f"jobs:\n  test:\n    strategy: {{matrix: {{a: {msgspec.json.encode(values).decode()}}}}}\n    steps: [x]\n"
 
-    names = [each.spec.name for each in plan(text).jobs]
+    names = [job_record.spec.name for job_record in plan(text).jobs]
 
     assert len(set(names)) == len(values)
     for name in names:
@@ -255,7 +260,7 @@ def test_a_matrix_may_use_known_contexts() -> None:
 
     made = plan(text, hand, variables={"m": '{"v": [1, 2]}', "v": "w"})
 
-    assert [each.spec.name for each in made.jobs] == [
+    assert [job_record.spec.name for job_record in made.jobs] == [
         "axis (a)", "axis (b)", "cell (main)", "cell (z, w)", "whole (1)", "whole (2)",
     ]  # fmt: skip
     assert not by_name(made)["axis (a)"].spec.is_family_fail_fast
@@ -268,7 +273,7 @@ def test_a_matrix_entry_without_effect_is_a_warning() -> None:
     made = compiled(text)
 
     assert made.plan is not None
-    assert [each.is_warning for each in made.problems] == [True]
+    assert [problem.is_warning for problem in made.problems] == [True]
     assert "has no effect" in str(made.problems[0])
 
 
@@ -287,11 +292,11 @@ def test_requested_jobs_include_their_needs() -> None:
 
     made = plan(text, changed={"q"}, only=["b"])
 
-    assert [(each.spec.name, each.code) for each in made.jobs] == [
+    assert [(job_record.spec.name, job_record.code) for job_record in made.jobs] == [
         ("a", "needed"), ("b (1)", "asked_for"), ("b (2)", "asked_for"),
     ]  # fmt: skip
     assert {each.name: each.code for each in made.excluded} == {"c": "not_asked_for", "d": "not_asked_for"}
-    assert [each.spec.name for each in plan(text, changed=None, only=["b (2)"]).jobs] == ["a", "b (2)"]
+    assert [job_record.spec.name for job_record in plan(text, changed=None, only=["b (2)"]).jobs] == ["a", "b (2)"]
     assert left_out(text, only=["d"])["d"][0] == "condition"
     assert "there is no job 'e'" in problems(text, only=["e"])[0]
     assert "did you mean 'build'?" in problems("jobs: {build: {steps: [x]}}", only=["biuld"])[0]
@@ -308,7 +313,7 @@ def test_requested_axis_values_select_combinations() -> None:
 
     made = plan(text, matrix={"os": ["linux"], "v": ["1", "2"]})
 
-    assert [each.spec.name for each in made.jobs] == ["a (linux, 1)", "a (linux, 2)", "c"]
+    assert [job_record.spec.name for job_record in made.jobs] == ["a (linux, 1)", "a (linux, 2)", "c"]
     assert [(each.name, each.code) for each in made.excluded] == [("b", "not_asked_for")]
     assert by_name(made)["c"].spec.needs == ("a (linux, 1)", "a (linux, 2)")
     assert "did you mean 'linux'?" in problems(text, matrix={"os": ["linx"]})[0]
@@ -322,7 +327,9 @@ def test_the_hash_is_that_of_the_core() -> None:
     """People approve plans by this hash."""
     made = plan("fail-fast: true\n" + "jobs: {a: {steps: [x]}}")
 
-    assert made.hash == plan_hash([each.spec for each in made.jobs], is_fail_fast=True, timeout_seconds=6 * 3600)
+    assert made.hash == plan_hash(
+        [job_record.spec for job_record in made.jobs], is_fail_fast=True, timeout_seconds=6 * 3600
+    )
     assert made.compared_with == ""
     assert plan("jobs: {a: {steps: [x]}}", changed=set()).compared_with == PUSH.before
 
@@ -363,10 +370,10 @@ def test_the_core_accepts_every_plan() -> None:
     """For all valid files."""
     for text in ALL.values():
         made = plan(text, variables={"x": '{"a": [1, 2]}', "y": "2"})
-        for each in made.jobs:
-            if each.spec.work is None:
+        for job_record in made.jobs:
+            if job_record.spec.work is None:
                 continue
-            told = msgspec.convert(each.spec.work, JobSpec)
+            told = msgspec.convert(job_record.spec.work, JobSpec)
             for line in (told.condition, *(getattr(step, "condition", "") for step in told.steps)):
                 # Whether it is read as it is or as people write it, it says the same.
                 assert not line or line == "false" or uses_status_function(parse(line))
@@ -378,7 +385,7 @@ def test_any_pipeline_gives_a_plan_or_problems(pipeline: model.Pipeline, change:
     """Nothing but problems prevents a plan, whatever the expressions evaluate to."""
     made = compile_pipeline(pipeline, change, changed={"src/a.py"}, source=SOURCE, variables={"a": "b"})
 
-    assert (made.plan is None) == any(not each.is_warning for each in made.problems)
-    for each in made.plan.jobs if made.plan is not None else ():
-        msgspec.convert(each.spec.name, api_input.JobName)
-        msgspec.convert(each.spec.work, JobSpec | None)
+    assert (made.plan is None) == any(not problem.is_warning for problem in made.problems)
+    for job_record in made.plan.jobs if made.plan is not None else ():
+        msgspec.convert(job_record.spec.name, api_input.JobName)
+        msgspec.convert(job_record.spec.work, JobSpec | None)

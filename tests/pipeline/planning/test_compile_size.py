@@ -40,7 +40,7 @@ def test_a_monorepo_of_sixty_projects_is_planned_in_a_second(capsys: pytest.Capt
     assert took < SOON_SECONDS
     assert len(whole.jobs) == 4 * PROJECTS
     assert not whole.excluded
-    assert {each.job for each in few.jobs} == {f"{kind}-p{PROJECTS - 1}" for kind in ("build", "test", "ship")}
+    assert {job.job for job in few.jobs} == {f"{kind}-p{PROJECTS - 1}" for kind in ("build", "test", "ship")}
     assert len(few.excluded) == 3 * (PROJECTS - 1)
 
 
@@ -82,5 +82,5 @@ def test_a_long_chain_of_jobs_does_not_recurse_deeply() -> None:
 
     made = planned("jobs:\n  j0: {steps: [x]}\n" + jobs, ["a"])
 
-    assert [each.spec.name for each in made.jobs[:3]] == ["j0", "j1", "j2"]
+    assert [job.spec.name for job in made.jobs[:3]] == ["j0", "j1", "j2"]
     assert made.jobs[-1].spec.after == ("j998",)

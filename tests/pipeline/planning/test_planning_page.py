@@ -34,17 +34,17 @@ def test_a_diff_keeps_what_the_page_says(branch: str, changed: str, kept: str) -
 
     made = plan(FILE, change, changed=paths)
 
-    names = [each.spec.name for each in made.jobs]
+    names = [job.spec.name for job in made.jobs]
     assert sorted(names) == sorted(kept.split())
     assert sorted([*names, *(each.name for each in made.excluded)]) == sorted(plan_of_all())
     codes = {*select.CODES, *job_filter.CODES}
-    assert all(each.code in codes and each.reason for each in made.jobs)
+    assert all(job.code in codes and job.reason for job in made.jobs)
     assert all(each.code in codes and each.reason for each in made.excluded)
 
 
 def plan_of_all() -> list[str]:
     """Every job of the file."""
-    return [each.spec.name for each in plan(FILE).jobs]
+    return [job.spec.name for job in plan(FILE).jobs]
 
 
 def test_the_table_is_long_enough() -> None:

@@ -202,7 +202,7 @@ async def test_a_verdict_tells_no_secret(tmp_path: Path) -> None:
         ended = await looked_at(job)
 
         assert ended.verdicts is not None
-        told = "".join(f"{each.rule} {each.actual} {each.expected}" for each in ended.verdicts)
+        told = "".join(f"{verdict.rule} {verdict.actual} {verdict.expected}" for verdict in ended.verdicts)
         assert "s3cr3t" not in told + ended.summary
 
     rules = [{"result": "echo s3cr3t-value"}, {"run": "exit 1 # s3cr3t-value"}, {"files": ["s3cr3t-value"]}]

@@ -27,8 +27,8 @@ RUNS = {"sqlite": 200, "postgres": 50}
 async def read_events(answer: OpenResponse, count: int = 0) -> list[StreamEvent]:
     """Return `count` events of a stream, or all until it ends."""
     found: list[StreamEvent] = []
-    async for each in answer.events():
-        found.append(each)
+    async for event in answer.events():
+        found.append(event)
         if len(found) == count:
             return found
     assert not count, f"it ended after {len(found)} of {count}"
@@ -80,12 +80,12 @@ async def test_events_of_another_tenant_are_not_visible(site: Opened) -> None:
             await here.until(eve, own, "REPORTED")
 
             async with asyncio.timeout(30):
-                async for each in answer.events():
-                    assert each.event["tenant"] == "other"
-                    if each.event["to"] == "REPORTED":
+                async for event in answer.events():
+                    assert event.event["tenant"] == "other"
+                    if event.event["to"] == "REPORTED":
                         break
 
-        assert {each["tenant"] for each in (await eve.get("/events?limit=1000")).body["events"]} == {"other"}
+        assert {event["tenant"] for event in (await eve.get("/events?limit=1000")).body["events"]} == {"other"}
         for headers in ({}, {"accept": "text/event-stream"}):
             theirs = await eve.get(f"/runs/{id}/events", **headers)
             never = await eve.get("/runs/never/events", **headers)
@@ -119,7 +119,7 @@ async def test_pages_and_streams_return_exactly_the_log_from_every_position(site
         for n in range(len(log) + 1):
             after, rest = log[n - 1].seq if n else 0, log[n:]
             page = (await ada.get(f"/runs/{id}/events?after={after}&limit=3")).body
-            assert [each["seq"] for each in page["events"]] == [each.seq for each in rest[:3]]
+            assert [event["seq"] for event in page["events"]] == [each.seq for each in rest[:3]]
             assert page["last"] == (rest[:3][-1].seq if rest else after)
             async with open_stream(
                 here.url, f"/runs/{id}/events?after=0", ada.token, last_event_id=str(after)
@@ -150,7 +150,7 @@ async def test_a_page_of_the_tenant_says_how_far_it_searched(site: Opened) -> No
             found += page["events"]
             last = page["last"]
 
-        assert [each["seq"] for each in found] == [each.seq for each in await here.log() if each.tenant == "default"]
+        assert [each["seq"] for each in found] == [event.seq for event in await here.log() if event.tenant == "default"]
         assert last == await here.store.last_seq()
 
 
@@ -256,8 +256,8 @@ async def test_a_stream_continues_while_jobs_of_a_reported_run_are_stopping(site
         one, two = await runner.take(), await runner.take()
         async with open_stream(here.url, f"/runs/{id}/events", ada.token) as answer:
             await runner.fail(one)
-            async for each in answer.events():
-                if each.event["to"] == "REPORTED":
+            async for event in answer.events():
+                if event.event["to"] == "REPORTED":
                     break
             await runner.send(two, "CancelAck", final_status="CANCELED", ts=TIME)
             rest = await read_events(answer)
@@ -283,7 +283,7 @@ async def test_a_stream_ends_when_its_key_ends(
             clock = here.service.signer._clock
             monkeypatch.setattr(here.service.signer, "_clock", lambda: clock() + 61)
             await read_events(expires)
-            [mine] = [each for each in (await here.operator().get("/keys")).body["keys"] if each["person"] == "bob"]
+            [mine] = [key for key in (await here.operator().get("/keys")).body["keys"] if key["person"] == "bob"]
             await here.operator().post(f"/keys/{mine['id']}/revoke")
             await read_events(revoked)
 

@@ -90,7 +90,7 @@ async def test_flaky_jobs_and_tests_are_listed_by_project_and_tenant(site: Opene
 
         assert found["next"] is None
         assert (job["project"], job["job"], job["is_flaky"], job["times"]) == ("shop", "test", True, 1)
-        assert [(each["name"], each["times"], each["commit"]) for each in job["tests"]] == [("a", 1, "c1")]
+        assert [(test["name"], test["times"], test["commit"]) for test in job["tests"]] == [("a", 1, "c1")]
         assert (await ada.get("/flaky?project=shop")).body == found
         assert (await ada.get("/flaky?project=other")).body["jobs"] == []
         assert (await eve.get("/flaky")).body["jobs"] == []
@@ -173,7 +173,7 @@ async def test_expired_excess_and_unreadable_histories_are_dropped(
         assert (await ada.get("/flaky")).body["jobs"] == []
         await run_with_failures(here, ada, runner)
         await FlakyTestTracker(here.store).catch_up()
-        left = [each.name for each in await here.store.list_documents(KIND, "default")]
+        left = [document.name for document in await here.store.list_documents(KIND, "default")]
         monkeypatch.setattr(flaky, "EXPIRES", -(10**12))
         await FlakyTestTracker(here.store).learn([event.entity_id for event in await here.log()])
 
@@ -195,5 +195,5 @@ async def test_concurrent_servers_count_an_outcome_once(site: Opened) -> None:
         await asyncio.gather(*(FlakyTestTracker(here.store).learn(ends) for _ in range(4)))
 
         history = await FlakyTestTracker(here.store).of_job("default", "shop", "test")
-        assert [len(each.observations) for each in history.commits] == [3]
+        assert [len(commit.observations) for commit in history.commits] == [3]
         assert (history.tests["a"].times, history.flake.times) == (2, 2)

@@ -73,7 +73,7 @@ async def test_transitions_are_filtered_and_the_search_is_bounded(
         run = await ada.start(task("a"))
 
         steps = await get_part(ada, run, "transitions", view="steps", kind="step")
-        assert {each["kind"] for each in steps["transitions"]} == {"step"}
+        assert {transition["kind"] for transition in steps["transitions"]} == {"step"}
         assert (await get_part(ada, run, "transitions", view="steps", kind="lease"))["transitions"] == []
         assert (await ada.get(f"/runs/{run}/transitions?view=french")).code == "bad_message"
         monkeypatch.setattr(history, "MAX_EVENTS_READ", 2)
@@ -151,12 +151,12 @@ async def test_tests_are_listed_worst_first_with_earlier_outcomes(site: Opened) 
         await run_job(runner, "math", "net")
 
         found = await get_part(ada, run, "tests")
-        assert [(each["name"], each["outcome"]) for each in found["tests"]] == [
+        assert [(test["name"], test["outcome"]) for test in found["tests"]] == [
             *(("math", "failed"), ("net", "failed"), ("fine1", "passed"), ("fine0", "passed")),
         ]
         assert [each["id"] for each in found["earlier"]] == [again, silent, first]
         assert other not in str(found["earlier"])
-        by_name = {each["name"]: each for each in found["tests"]}
+        by_name = {test["name"]: test for test in found["tests"]}
         assert by_name["net"]["history"] == ["not_failed", "unknown", "failed"]
         assert by_name["math"]["history"] == ["not_failed", "unknown", "not_failed"]
         assert (by_name["net"]["is_flaky"], by_name["net"]["flake"]["times"]) == (True, 1)
@@ -180,10 +180,10 @@ async def test_tests_are_filtered_and_paginated(site: Opened) -> None:
         cursor: str | None = ""
         while cursor is not None:
             page = await get_part(ada, run, "tests", limit=2, cursor=cursor, order="name")
-            names += [each["name"] for each in page["tests"]]
+            names += [test["name"] for test in page["tests"]]
             cursor = page["next"]
         assert names == ["Broken", "fine0", "fine0", "fine1", "fine1", "fine2", "fine2", "fine3"]
-        assert [each["name"] for each in (await get_part(ada, run, "tests", q="bROK"))["tests"]] == ["Broken"]
+        assert [test["name"] for test in (await get_part(ada, run, "tests", q="bROK"))["tests"]] == ["Broken"]
         assert (await get_part(ada, run, "tests", job="one", q="fine"))["found"] == 3
         assert (await get_part(ada, run, "tests", outcome="failed"))["found"] == 1
         slowest = (await get_part(ada, run, "tests", order="slowest", limit=1))["tests"]
@@ -248,7 +248,7 @@ async def test_the_number_of_reports_per_request_is_limited(site: Opened, monkey
         await run_job(runner)
 
         found = await get_part(ada, run, "tests")
-        assert [each["is_whole"] for each in found["jobs"]] == [True, False]
+        assert [job["is_whole"] for job in found["jobs"]] == [True, False]
         assert "ask for one job" in found["jobs"][1]["troubles"][0]
         assert (await get_part(ada, run, "tests", job="two"))["found"] == TOTAL
         for blob in list(here.service.blobs.list("artifacts/")):

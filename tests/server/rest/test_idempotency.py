@@ -100,7 +100,7 @@ async def test_a_thousand_concurrent_repeats_create_one_run(
             f"Idempotency-Key: thousand\r\nContent-Length: {len(body)}\r\n\r\n"
         ).encode() + body
 
-        storms = (storm(each.url, request, times=1000 // len(sites), connections=200 // len(sites)) for each in sites)
+        storms = (storm(site.url, request, times=1000 // len(sites), connections=200 // len(sites)) for site in sites)
         replies = [reply for each in await asyncio.gather(*storms) for reply in each]
 
         assert Counter(status for status, _ in replies) == {200: 999, 201: 1}

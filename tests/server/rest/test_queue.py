@@ -143,7 +143,7 @@ async def test_jobs_with_the_same_reason_are_counted_together(site: Opened) -> N
         await ada.start(task("arm", runs_on=["arm", "linux"]), task("after"), project="app")
 
         reasons = (await read_queue(ada))["reasons"]
-        assert [(each["id"], each["count"]) for each in reasons] == [
+        assert [(reason["id"], reason["count"]) for reason in reasons] == [
             ("no_fitting_worker:gpu", 3),
             ("no_fitting_worker:arm,linux", 1),
             ("waiting_for_jobs", 1),

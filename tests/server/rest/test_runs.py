@@ -82,7 +82,7 @@ async def test_a_run_completes_with_outputs_and_costs(site: Opened) -> None:
         assert (await ada.get(f"/runs/{id}/outputs")).body == {"outputs": {"build": {"size": 3}}}
         costs = (await ada.get(f"/runs/{id}/costs")).body
         assert costs["total"] == {"cpu_seconds": 3.5}
-        assert [each["job"] for each in costs["attempts"]] == ["build", "test"]
+        assert [attempt["job"] for attempt in costs["attempts"]] == ["build", "test"]
 
 
 @pytest.mark.proves("STP-S3", "STP-E3")

@@ -60,7 +60,7 @@ async def test_a_secret_is_set_listed_and_removed_by_scope(site: Opened) -> None
         cursor: str | None = ""
         while cursor is not None:
             page = (await admin.get(f"/secrets?limit=1&cursor={cursor}")).body
-            found += [(each["project"], each["branch"], each["version"]) for each in page["secrets"]]
+            found += [(secret["project"], secret["branch"], secret["version"]) for secret in page["secrets"]]
             cursor = page["next"]
         assert found == [("", "", 1), ("p", "", 2), ("p", "main", 1), ("ü" * 200, "r/*", 1)]
 

@@ -200,8 +200,8 @@ async def test_a_slow_reader_gets_everything_and_does_not_delay_others(
 
 async def _first(events: Any, count: int) -> Any:
     found = 0
-    async for each in events:
-        yield each
+    async for event in events:
+        yield event
         found += 1
         if found == count:
             return

@@ -37,7 +37,7 @@ async def test_a_run_keeps_the_version_that_it_started_with(site: Opened) -> Non
         assert (await admin.get("/templates/deploy")).body == second.body
         assert (await admin.get("/templates/deploy/versions/1")).body == first.body
         versions = (await admin.get("/templates/deploy/versions")).body["templates"]
-        assert [each["description"] for each in versions] == ["one", "two"]
+        assert [version["description"] for version in versions] == ["one", "two"]
         assert [run["id"] for run in (await admin.get("/runs?template=deploy")).body["runs"]] == [
             *(pinned["id"], new["id"], old["id"]),
         ]

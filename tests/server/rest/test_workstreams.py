@@ -22,7 +22,7 @@ async def complete_next_task(here: ApiSite, runner: ScriptedRunner, *, is_good: 
     """Complete and validate the next task, and return its id."""
     lease = await runner.take()
     rules = lease["job_spec"].get("rules", [])
-    await runner.finish(lease, verdicts=[{"rule": each["run"], "is_passed": True} for each in rules])
+    await runner.finish(lease, verdicts=[{"rule": rule["run"], "is_passed": True} for rule in rules])
     id = str(lease["job_id"])
     await here.service.engine.do(job.Validate(id=id, is_passed=is_good))
     return id
@@ -231,7 +231,7 @@ async def test_workstreams_are_filtered_by_state_project_and_person(site: Opened
 
         async def found(query: str) -> list[str]:
             reply = await ada.get(f"/workstreams?{query}")
-            return [each["id"] for each in reply.body["workstreams"]]
+            return [workstream["id"] for workstream in reply.body["workstreams"]]
 
         assert (stopped["state"], stopped["reason"]) == ("cancelled", "wrong base")
         assert await found("") == [theirs, *reversed(ids)]
@@ -314,7 +314,7 @@ async def test_a_merge_queue_shows_the_members_of_a_batch(site: Opened) -> None:
         [queue] = (await ada.get("/merge-queues")).body["queues"]
         found = (await ada.get(f"/workstreams/{two}")).body["merge"]
 
-        assert [(each["position"], each["id"]) for each in queue["entries"]] == [(1, one), (2, two)]
+        assert [(entry["position"], entry["id"]) for entry in queue["entries"]] == [(1, one), (2, two)]
         assert [(each["run_id"], each["base_commit"], each["is_good"]) for each in queue["batches"]] == [
             ("r9", BASE, None)
         ]

@@ -62,7 +62,7 @@ async def test_needs_returns_results_and_outputs_of_the_needed_jobs(site: OpenSi
     """In GitHub's terms, for the jobs that the record names and no others."""
     async with site() as here:
         specs = [job("good"), job("bad"), job("left"), job("blocked", needs=("bad",))]
-        names = tuple(each.name for each in specs)
+        names = tuple(spec.name for spec in specs)
         await started(here, "r", *specs, job("last", after=names), job("other"))
         runner = await here.runner(slots=9)
         held = {each.granted.job_id: each for each in [await runner.take() for _ in range(4)]}

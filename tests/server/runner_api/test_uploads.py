@@ -40,8 +40,8 @@ def left_by(held: RunnerLease) -> dict[str, bytes]:
     """The lease's artifacts, as others will read them."""
     ref, blobs = ids.lease_ref(held.id), held.runner.site.blobs
     return {
-        each.path: b"".join(keys.read_artifact(blobs, TENANT, ref.attempt_id, ref.number, each.path))
-        for each in keys.artifacts(blobs, TENANT, ref.attempt_id, ref.number)
+        artifact.path: b"".join(keys.read_artifact(blobs, TENANT, ref.attempt_id, ref.number, artifact.path))
+        for artifact in keys.artifacts(blobs, TENANT, ref.attempt_id, ref.number)
     }
 
 

@@ -117,8 +117,8 @@ class PagesSite:
 
     async def close(self) -> None:
         """All browsers."""
-        for each in self._readers:
-            await each.http.aclose()
+        for reader in self._readers:
+            await reader.http.aclose()
         await self._api.aclose()
 
 

@@ -36,7 +36,7 @@ def plan(*needs: tuple[int, ...], families: tuple[str, ...] = ()) -> tuple[Graph
 
 def lines(found: GraphLayout) -> set[tuple[int, int]]:
     """From where to where."""
-    return {(each.source, each.target) for each in found.lines}
+    return {(line.source, line.target) for line in found.lines}
 
 
 def overlap(found: GraphLayout) -> list[tuple[int, int]]:
@@ -68,7 +68,7 @@ def test_a_need_is_not_implied_by_what_only_comes_before() -> None:
 
     found = drawn(jobs)
 
-    assert {(each.source, each.target): each.is_after for each in found.lines} == {
+    assert {(line.source, line.target): line.is_after for line in found.lines} == {
         (0, 1): True,
         (0, 2): False,
         (1, 2): False,
@@ -83,7 +83,7 @@ def test_many_that_need_the_same_many_meet_in_a_point() -> None:
 
     (point,) = found.meets
     assert len(found.lines) == 24
-    assert all(point in (each.source, each.target) for each in found.lines)
+    assert all(point in (line.source, line.target) for line in found.lines)
 
 
 def test_a_line_over_a_column_passes_between_its_jobs() -> None:

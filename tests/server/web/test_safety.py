@@ -207,7 +207,7 @@ async def test_endings_are_dropped_when_they_say_nothing_any_more() -> None:
     now = 1501.0
     await endings.end("!", 9999)
 
-    assert [each.name for each in await store.list_documents(ENDING, PLACE)] == ["!"]
+    assert [document.name for document in await store.list_documents(ENDING, PLACE)] == ["!"]
     await store.close()
 
 

@@ -9,7 +9,7 @@ from deltaci.server.web.views.workstreams import board, components, create
 
 def test_the_board_has_every_state_in_order() -> None:
     """None that the API knows is left out."""
-    assert tuple(each.state for each in board.COLUMNS) == WORKSTREAM_STATES
+    assert tuple(column.state for column in board.COLUMNS) == WORKSTREAM_STATES
 
 
 def test_the_file_to_begin_with_is_one() -> None:

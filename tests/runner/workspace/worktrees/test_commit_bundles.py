@@ -62,8 +62,8 @@ def odd_commit(upstream: Upstream, tree: str, parent: str) -> str:
 
 def packs(builder: CommitBuilder) -> list[str]:
     """Return the mirror's packs and temporary files beside them."""
-    found = [each.name for each in (builder.mirror.folder / "objects" / "pack").iterdir()]
-    return sorted([*found, *(each.name for each in builder.mirror.folder.parent.glob(".*"))])
+    found = [path.name for path in (builder.mirror.folder / "objects" / "pack").iterdir()]
+    return sorted([*found, *(path.name for path in builder.mirror.folder.parent.glob(".*"))])
 
 
 @on_loop

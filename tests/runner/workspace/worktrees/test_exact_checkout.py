@@ -85,7 +85,7 @@ async def test_a_fresh_tree_is_a_work_tree_of_its_branch(tmp_path: Path, upstrea
     (tree / "a").write_text("2\n")
     git(tree, "commit", "-qam", "two")
     assert git(tree, "log", "--format=%s", "-1") == "two"
-    objects = [each for each in (fixture.slot.git_dir / "objects").rglob("*") if each.is_file()]
+    objects = [path for path in (fixture.slot.git_dir / "objects").rglob("*") if path.is_file()]
     assert len(objects) == 4, objects  # Three of its own, and where the others are.
 
 
@@ -168,8 +168,8 @@ def _git_is_a_folder(tree: Path, _: Path) -> None:
 
 
 def _nothing_left(tree: Path, _: Path) -> None:
-    for each in tree.iterdir():
-        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    for path in tree.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,9 @@ async def test_nothing_that_a_job_left_is_in_the_next_tree(
 
     assert fixture.files() == before
     assert git(tree, "status", "--porcelain", "--branch") == "## ws/x"
-    assert [each for each in tree.rglob(".git") if each.parent != tree] == []
+    assert [path for path in tree.rglob(".git") if path.parent != tree] == []
     assert not os.access(tree / "src" / "b", os.X_OK) or os.stat(tree / "src" / "b").st_mode & 0o111 == 0
-    assert {each.name: each.read_text() for each in outside.iterdir()} == {"secret": "mine"}
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {"secret": "mine"}
 
 
 @on_loop
@@ -274,7 +274,7 @@ async def test_nothing_of_a_job_s_repository_is_executed(tmp_path: Path, upstrea
     assert not proof.exists(), proof.read_text()
     assert (tree / "a").read_text() == "3\n"
     assert "evil" not in (made / "config").read_text()
-    assert sorted(each.name for each in made.iterdir()) == ["HEAD", "config", "index", "objects", "refs", "shallow"]
+    assert sorted(path.name for path in made.iterdir()) == ["HEAD", "config", "index", "objects", "refs", "shallow"]
 
 
 @on_loop
@@ -283,9 +283,9 @@ async def test_removing_the_mirror_removes_no_objects(tmp_path: Path, upstream: 
     fixture = TreeFixture(tmp_path, upstream)
     await fixture.base(depth=0)
     mirror = mirror_path(fixture.mirrors, fixture.remote)
-    packs = [each for each in mirror.rglob("*") if each.is_file() and "objects" in each.parts]
+    packs = [path for path in mirror.rglob("*") if path.is_file() and "objects" in path.parts]
     assert packs
-    assert all(each.stat().st_nlink == 2 for each in packs)
+    assert all(pack.stat().st_nlink == 2 for pack in packs)
     shutil.rmtree(mirror)
 
     tree = await fixture.at(upstream.first)
@@ -304,9 +304,9 @@ async def test_an_interrupted_fetch_is_repeated(
     await fixture.repository.create()
     await fixture.base()
     shutil.rmtree(fixture.repository.path / "refs" / "deltaci")
-    for each in (fixture.repository.path / "objects").rglob("*"):
-        if each.is_file():
-            each.unlink()
+    for path in (fixture.repository.path / "objects").rglob("*"):
+        if path.is_file():
+            path.unlink()
     assert not fixture.repository.has_commit(upstream.first)
     (fixture.repository.path / "trees" / "tree.index.lock").write_text("")
     (fixture.repository.path / "shallow.lock").write_text("")

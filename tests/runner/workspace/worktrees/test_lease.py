@@ -82,7 +82,7 @@ async def test_a_task_begins_at_the_tip_of_its_workstream(site: Open, upstream: 
         git(tmp_path, "clone", "-q", "--bare", str(upstream.bare), "clone.git")
         git(tmp_path / "clone.git", "bundle", "unbundle", str(tmp_path / "got"))
         assert git(tmp_path / "clone.git", "show", f"{head}:a") == "2"
-        assert [each.suffix for each in (here.folder / worktrees.FOLDER).iterdir()] == [worktrees.SUFFIX]
+        assert [path.suffix for path in (here.folder / worktrees.FOLDER).iterdir()] == [worktrees.SUFFIX]
 
 
 @on_loop
@@ -195,4 +195,4 @@ def test_old_bundles_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     worktrees._prune(tmp_path, keep=tmp_path / "a.bundle")
 
-    assert sorted(each.name for each in tmp_path.iterdir()) == [".e.bundle", "a.bundle", "b.bundle", "c.bundle"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".e.bundle", "a.bundle", "b.bundle", "c.bundle"]

@@ -83,13 +83,13 @@ async def test_a_task_continues_where_the_previous_one_stopped(
         assert await one.work() == "succeeded", log_of(here, "ws1/third.1")
         third = await report_of(here, "ws1/third.1")
         assert third["head"] == stream.tip
-        assert [each["type"] for each in third["artifacts"]] == ["log"]
+        assert [artifact["type"] for artifact in third["artifacts"]] == ["log"]
         assert (await stand.join("third")).tip == stream.tip
         assert (one.streams / "ws1" / "tree" / "build" / "more").exists()
-        assert sorted(each.name for each in (one.streams / "ws1").iterdir()) == [
+        assert sorted(path.name for path in (one.streams / "ws1").iterdir()) == [
             *("about.json", "repository.git", "tree", "tree.git"),
         ]
-        assert [each.name for each in one.folder.iterdir() if each.name.startswith("job-")] == []
+        assert [path.name for path in one.folder.iterdir() if path.name.startswith("job-")] == []
 
 
 @on_loop
@@ -113,7 +113,7 @@ async def test_the_changes_of_a_failed_task_are_discarded(site: Open, upstream: 
 
         worktree_spec = one.streams / "ws1" / "tree"
         assert await one.work() == "succeeded", log_of(here, "ws1/two.1")
-        assert sorted(each.name for each in worktree_spec.iterdir()) == [
+        assert sorted(path.name for path in worktree_spec.iterdir()) == [
             *(".deltaci.yml", ".git", ".gitignore", "README", "a", "build", "src"),
         ]
         assert (worktree_spec / "a").read_text() == "1\n"
@@ -202,7 +202,7 @@ async def test_changes_that_cannot_be_committed_fail_the_job(
         assert outcome == "failed", log_of(here, "ws1/one.1")
         assert why in report["summary"], report
         assert "head" not in report
-        assert [each["type"] for each in report["artifacts"]] == ["log"]
+        assert [artifact["type"] for artifact in report["artifacts"]] == ["log"]
 
 
 @on_loop
@@ -253,7 +253,7 @@ async def test_two_private_worktrees_side_by_side(site: Open, upstream: Upstream
 
         mirror = (await stand.builder()).mirror
         assert await mirror.changed_paths(upstream.first, stream.tip) == frozenset({"left", "right"})
-        assert {each.name for each in (one.streams / "ws1").iterdir() if each.name.startswith("own")} == {
+        assert {path.name for path in (one.streams / "ws1").iterdir() if path.name.startswith("own")} == {
             *("own-left", "own-left.git", "own-right", "own-right.git"),
         }
 
@@ -304,9 +304,9 @@ async def test_damaged_trees_and_repositories_are_replaced(
             shutil.rmtree(stream / "tree")
             (stream / "tree").symlink_to(outside)
         elif damage == "packs":
-            for each in (stream / "repository.git" / "objects").rglob("*"):
-                if each.is_file():
-                    each.unlink()
+            for path in (stream / "repository.git" / "objects").rglob("*"):
+                if path.is_file():
+                    path.unlink()
         elif damage == "repository":
             shutil.rmtree(stream / "repository.git")
             (stream / "repository.git").symlink_to(outside)
@@ -321,7 +321,7 @@ async def test_damaged_trees_and_repositories_are_replaced(
 
         assert await one.work() == "succeeded", log_of(here, "ws1/two.1")
         assert list(outside.iterdir()) == []
-        assert sorted(each.name for each in stream.iterdir() if each.is_dir() and not each.is_symlink()) == [
+        assert sorted(path.name for path in stream.iterdir() if path.is_dir() and not path.is_symlink()) == [
             *("repository.git", "tree", "tree.git"),
         ]
 
@@ -355,8 +355,8 @@ async def test_merge_tests_reuse_worktrees(site: Open, upstream: Upstream, tmp_p
 
         report = await report_of(here, "m/j2.1")
         assert ("head" in report, "place" in report, len(report["artifacts"])) == (False, False, 1)
-        [stream] = (each for each in one.streams.iterdir() if not each.name.startswith("."))
-        names = {each.name for each in stream.iterdir() if each.name.startswith("test-")}
+        [stream] = (path for path in one.streams.iterdir() if not path.name.startswith("."))
+        names = {path.name for path in stream.iterdir() if path.name.startswith("test-")}
         assert names == {"test-1", "test-1.git", "test-2", "test-2.git"}
         assert await one.cell_pool.worktrees.remove_unneeded(one.finished_streams) == []
         os.utime(stream, (0, 0))
@@ -410,7 +410,7 @@ async def test_finished_streams_are_removed_and_failed_ones_stay(
             assert await one.cell_pool.worktrees.remove_unneeded(one.finished_streams) == ["good"]
         finally:
             worktree_pool.remove_tree(one.streams, "good")  # Not for whoever clears up after tests.
-        assert {each.name for each in one.streams.iterdir()} == {"a file", "link", "unknown", "bad", "busy"}
+        assert {path.name for path in one.streams.iterdir()} == {"a file", "link", "unknown", "bad", "busy"}
         one.cell_pool.worktrees.unreserve(reserved)
         assert await one.cell_pool.worktrees.remove_unneeded(one.finished_streams) == ["busy"]
         assert (one.streams / "bad" / "tree" / "a").exists()
