@@ -1,4 +1,7 @@
-"""A claim that knows its rivals: what a worker lost is theirs where they fit, and nothing behind it waits for that."""
+"""Claims that avoid a worker:
+
+a job that a worker lost goes to another eligible worker, and later jobs are not delayed.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from tests.support.lab import TENANT, task
 WIDE = ("gpu", "linux")
 
 
-def asked(by: str, limit: int = 1, *, only: tuple[str, ...] = (), **rivals: tuple[str, ...]) -> Claim:
-    """This worker asks, and names who else could take work."""
+def claim_for(by: str, limit: int = 1, *, only: tuple[str, ...] = (), **rivals: tuple[str, ...]) -> Claim:
+    """Return a claim by this worker that names the other eligible workers."""
     return Claim(
         tenant=TENANT,
         worker_id=by,
@@ -32,12 +35,12 @@ def asked(by: str, limit: int = 1, *, only: tuple[str, ...] = (), **rivals: tupl
     )
 
 
-async def look(server: Server, claim: Claim) -> ClaimResult:
+async def claim_ids(server: Server, claim: Claim) -> ClaimResult:
     return await server.engine.try_claim(claim)
 
 
-async def lost(backend: Backend, server: Server, *names: str, **fields: object) -> None:
-    """Runs whose jobs w1 was granted and never took."""
+async def lost_runs(backend: Backend, server: Server, *names: str, **fields: object) -> None:
+    """Create runs whose jobs w1 was granted and did not accept."""
     for id in ("w1", "w2"):
         await server.register(id, labels=("linux",), slots=20)
     for name in names:
@@ -51,13 +54,13 @@ async def lost(backend: Backend, server: Server, *names: str, **fields: object) 
 
 @pytest.mark.proves("WST-KH5")
 @on_loop
-async def test_what_a_worker_lost_is_left_to_a_rival_that_fits(backend: Backend) -> None:
-    """Whoever is woken for it is told that there was something, so that somebody else looks."""
+async def test_a_job_that_a_worker_lost_is_left_to_another_eligible_worker(backend: Backend) -> None:
+    """The result says that a job was skipped, so that another waiter is woken."""
     async with backend.server() as server:
-        await lost(backend, server, "r1")
+        await lost_runs(backend, server, "r1")
 
-        passed = await look(server, asked("w1", w2=WIDE))
-        unfit = await look(server, asked("w1", w2=("gpu",)))
+        passed = await claim_ids(server, claim_for("w1", w2=WIDE))
+        unfit = await claim_ids(server, claim_for("w1", w2=("gpu",)))
 
         assert (passed.claimed, passed.has_skipped) == ([], True)
         assert ids(unfit.claimed) == ["r1/build.1"]
@@ -66,44 +69,48 @@ async def test_what_a_worker_lost_is_left_to_a_rival_that_fits(backend: Backend)
 
 @pytest.mark.proves("WST-KH5")
 @on_loop
-async def test_a_rival_gets_it_and_so_does_who_lost_it_where_there_is_none(backend: Backend) -> None:
-    """A fleet of one must go on."""
+async def test_another_worker_gets_the_job_and_without_one_the_worker_that_lost_it(backend: Backend) -> None:
+    """A fleet of one worker must make progress."""
     async with backend.server() as server:
-        await lost(backend, server, "r1", "r2")
+        await lost_runs(backend, server, "r1", "r2")
 
-        assert ids((await look(server, asked("w2", w1=WIDE))).claimed) == ["r1/build.1"]
-        assert ids((await look(server, asked("w1"))).claimed) == ["r2/build.1"]
+        assert ids((await claim_ids(server, claim_for("w2", w1=WIDE))).claimed) == ["r1/build.1"]
+        assert ids((await claim_ids(server, claim_for("w1"))).claimed) == ["r2/build.1"]
         await server.verified()
 
 
 @pytest.mark.proves("WST-KH5")
 @on_loop
-async def test_what_is_behind_is_handed_out_all_the_same(backend: Backend) -> None:
-    """One who waits for a rival must not keep others waiting, or itself from other work."""
+async def test_later_jobs_are_granted_meanwhile(backend: Backend) -> None:
+    """A job that waits for another worker must not delay later jobs."""
     async with backend.server() as server:
-        await lost(backend, server, "r1", "r2", "r3")
+        await lost_runs(backend, server, "r1", "r2", "r3")
         await server.do(start(task("new", queue_key="linux"), task("newer", queue_key="linux"), id="r4"))
 
-        first = await look(server, asked("w1", w2=WIDE))
-        rest = await look(server, asked("w1", 9, w2=WIDE))
-        named = await look(server, asked("w1", only_ids=("r2/build.1",), w2=WIDE))
+        first = await claim_ids(server, claim_for("w1", w2=WIDE))
+        rest = await claim_ids(server, claim_for("w1", 9, w2=WIDE))
+        named = await claim_ids(server, claim_for("w1", only_ids=("r2/build.1",), w2=WIDE))
 
         assert (ids(first.claimed), first.has_skipped) == (["r4/new.1"], True)
         assert ids(rest.claimed) == ["r4/newer.1"]
         assert named == ClaimResult([], True, ("linux",))
-        assert ids((await look(server, asked("w2", 9, w1=WIDE))).claimed) == [f"r{n}/build.1" for n in (1, 2, 3)]
+        assert ids((await claim_ids(server, claim_for("w2", 9, w1=WIDE))).claimed) == [
+            f"r{n}/build.1" for n in (1, 2, 3)
+        ]
         await server.verified()
 
 
 @pytest.mark.proves("WST-KH5")
 @on_loop
-async def test_claims_of_one_batch_share_what_one_of_them_leaves(backend: Backend) -> None:
-    """Each gets what it may have, whoever comes first."""
+async def test_claims_of_one_batch_see_the_job_that_another_claim_skips(backend: Backend) -> None:
+    """The result does not depend on the order of the claims."""
     async with backend.server() as server:
-        await lost(backend, server, "r1")
+        await lost_runs(backend, server, "r1")
         await server.do(start(task("new", queue_key="linux"), id="r2"))
 
-        one, two = await asyncio.gather(look(server, asked("w1", w2=WIDE)), look(server, asked("w2", w1=WIDE)))
+        one, two = await asyncio.gather(
+            claim_ids(server, claim_for("w1", w2=WIDE)), claim_ids(server, claim_for("w2", w1=WIDE))
+        )
 
         if backend.name != "postgres":  # There lanes may dispute it: then somebody finds it the next time.
             assert (ids(one.claimed), ids(two.claimed)) == (["r2/new.1"], ["r1/build.1"])
@@ -113,23 +120,23 @@ async def test_claims_of_one_batch_share_what_one_of_them_leaves(backend: Backen
 
 @pytest.mark.proves("WST-KH5")
 @on_loop
-async def test_a_group_is_not_taken_by_who_leaves_its_job_to_a_rival(backend: Backend) -> None:
-    """The next of the group goes on with another worker, and the first when that is over."""
+async def test_a_skipped_job_does_not_occupy_its_group(backend: Backend) -> None:
+    """The next job of the group runs on another worker, and the skipped one follows it."""
     async with backend.server() as server:
-        await lost(backend, server, "r1", group="deploy")
+        await lost_runs(backend, server, "r1", group="deploy")
         await server.do(start(task("build", queue_key="linux", group="deploy"), id="r2"))
 
-        got = await look(server, asked("w1", w2=WIDE))
+        got = await claim_ids(server, claim_for("w1", w2=WIDE))
 
         assert ids(got.claimed) == ["r2/build.1"]
-        assert ids((await look(server, asked("w2", 9, w1=WIDE))).claimed) == []
+        assert ids((await claim_ids(server, claim_for("w2", 9, w1=WIDE))).claimed) == []
         await server.verified()
 
 
 @pytest.mark.proves("WST-KH5")
 @on_loop
-async def test_the_next_attempt_is_left_to_a_rival_too(backend: Backend) -> None:
-    """It is another attempt, but the same job and the same broken machine."""
+async def test_the_next_attempt_avoids_the_worker_too(backend: Backend) -> None:
+    """It is another attempt of the same job on the same broken machine."""
     async with backend.server() as server:
         await server.register("w1", labels=("linux",))
         await server.do(start(task("build", queue_key="linux", max_attempts=2, base_delay_seconds=1), id="r1"))
@@ -139,17 +146,17 @@ async def test_the_next_attempt_is_left_to_a_rival_too(backend: Backend) -> None
         backend.after(60)
         await server.tick()
 
-        assert (await look(server, asked("w1", w2=WIDE))).claimed == []
-        assert ids((await look(server, asked("w1"))).claimed) == ["r1/build.2"]
+        assert (await claim_ids(server, claim_for("w1", w2=WIDE))).claimed == []
+        assert ids((await claim_ids(server, claim_for("w1"))).claimed) == ["r1/build.2"]
         await server.verified()
 
 
 @pytest.mark.proves("WST-KH1")
 @on_loop
-async def test_a_held_worker_gets_nothing_and_another_one_in_line_is_woken(
+async def test_a_worker_on_hold_gets_nothing_and_another_waiter_is_woken(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the other one has other labels, and stands in another line."""
+    """This holds also if the other worker has other labels and waits in another group."""
     async with backend.server() as server:
         await server.register("w1", labels=("linux",))
         await server.register("w2", labels=WIDE)

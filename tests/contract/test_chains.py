@@ -1,4 +1,4 @@
-"""Runs of many jobs: a chain that ends at its first link is decided in a few looks, and a long log is read in pages."""
+"""Long chains of jobs are decided with few loads, and a long log is read in pages."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ JOBS = 200
 CHAIN = tuple(task(f"j{n}", *([f"j{n - 1}"] if n else [])) for n in range(JOBS))
 
 
-def looks(store: object) -> int:
-    """How often the last decision had to be made again for want of a record."""
+def loads(store: object) -> int:
+    """Return how often the last decision was repeated because a record was missing."""
     assert isinstance(store, Watched)
     return sum(isinstance(each, Load | LoadJobs) for each in store.asked)
 
 
 @on_loop
-async def test_a_chain_is_cancelled_in_a_few_looks(backend: Backend) -> None:
-    """It took as many as there are links, and ten thousand of them held everybody up for many minutes."""
+async def test_a_chain_is_cancelled_with_a_few_loads(backend: Backend) -> None:
+    """It once took one load per link, and ten thousand links delayed all other commands for minutes."""
     async with backend.server(Watched) as server:
         await server.do(start(*CHAIN))
 
         await server.do(run.Cancel(id="r1", actor="user:ada"))
 
-        assert looks(server.store) <= 3
+        assert loads(server.store) <= 3
         assert (await server.find("r1", Run)).state == run.CANCELED
         assert (await server.find(f"r1/j{JOBS - 1}", Job)).state == CANCELED
         await server.verified()
 
 
 @on_loop
-async def test_a_chain_whose_first_job_fails_is_blocked_in_a_few_looks(backend: Backend) -> None:
-    """One who depends on few is not made to load the whole run; a long chain is."""
+async def test_a_chain_whose_first_job_fails_is_blocked_with_a_few_loads(backend: Backend) -> None:
+    """A job with few dependents does not load the whole run; a long chain does."""
     async with backend.server(Watched) as server:
         await server.do(start(*CHAIN))
         held = await server.take()
 
         await server.send(attempt.Complete, held, is_success=False, exit_code=1)
 
-        assert looks(server.store) <= MAX_CHAIN_LOADS + 3
+        assert loads(server.store) <= MAX_CHAIN_LOADS + 3
         last = await server.find(f"r1/j{JOBS - 1}", Job)
         assert (last.state, last.reason) == (CANCELED, BLOCKED)
         assert (await server.find("r1", Run)).state == run.FAILED
@@ -55,7 +55,7 @@ async def test_a_chain_whose_first_job_fails_is_blocked_in_a_few_looks(backend: 
 
 @on_loop
 async def test_the_log_of_a_large_run_is_the_same_in_pages_of_any_size(backend: Backend) -> None:
-    """Its start is one row of the log; whoever reads that in pages finds each event once, and of one job its own."""
+    """The start of a run is one row of the log; paging by any size returns each event once."""
     async with backend.server() as server:
         await server.do(start(*(task(f"j{n}") for n in range(JOBS * 3))))
         whole = await server.store.events(0, 100_000)

@@ -1,4 +1,4 @@
-"""A claim of certain attempts: these or none, by the same rules as any other claim."""
+"""Claims of certain attempts by id follow the same rules as any other claim."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.contract.test_unreadable import poisoned
 from tests.support.lab import START, TENANT
 
 
-async def found(
+async def ready_ids(
     backend: Backend, *only: str, labels: tuple[str, ...] = (), limit: int = 100, tenant: str = TENANT
 ) -> str:
-    """The ids that are found, in order."""
+    """Return the ids of the matching ready attempts, in order."""
     async with backend.opened() as store:
         [held] = await ask(store, FindReady(tenant, labels, backend.now(), limit, only))
         [(_, opened)] = await ask(store, BeginClaim(tenant, labels, limit, only))
@@ -27,8 +27,8 @@ async def found(
 
 
 @on_loop
-async def test_only_what_is_named_ready_and_fitting_is_found(backend: Backend) -> None:
-    """A name opens nothing: not another tenant's, not what needs more, not what is not due."""
+async def test_only_named_ready_and_matching_attempts_are_found(backend: Backend) -> None:
+    """A name does not bypass the tenant, the labels or the ready time."""
     async with backend.opened() as store:
         await write(
             store,
@@ -40,19 +40,19 @@ async def test_only_what_is_named_ready_and_fitting_is_found(backend: Backend) -
             waiting("theirs", START, tenant="other"),
         )
 
-    assert await found(backend, "a", "c", "b") == "b c a"
-    assert await found(backend, "a", "c", "b", limit=2) == "b c"
-    assert await found(backend, "a", "a", "nobody") == "a"
-    assert await found(backend, "later", "arm", "theirs") == ""
-    assert await found(backend, "arm", "a", labels=("arm", "x64")) == "a arm"
-    assert await found(backend, "theirs", "a", tenant="other") == "theirs"
-    assert await found(backend, *(f"n{n}" for n in range(1200)), "c") == "c"
+    assert await ready_ids(backend, "a", "c", "b") == "b c a"
+    assert await ready_ids(backend, "a", "c", "b", limit=2) == "b c"
+    assert await ready_ids(backend, "a", "a", "nobody") == "a"
+    assert await ready_ids(backend, "later", "arm", "theirs") == ""
+    assert await ready_ids(backend, "arm", "a", labels=("arm", "x64")) == "a arm"
+    assert await ready_ids(backend, "theirs", "a", tenant="other") == "theirs"
+    assert await ready_ids(backend, *(f"n{n}" for n in range(1200)), "c") == "c"
 
 
 @pytest.mark.proves("PRO-F3", "PRO-K3")
 @on_loop
-async def test_of_many_who_were_told_of_one_attempt_one_gets_it(backend: Backend) -> None:
-    """A dispatch may come twice, and to several runners: the store decides."""
+async def test_of_many_claims_of_one_attempt_one_succeeds(backend: Backend) -> None:
+    """A dispatch message may arrive twice and at several runners: the store decides."""
     async with backend.server() as one, backend.server() as two:
         await one.engine.do_all([new_attempt(f"a{n}") for n in range(5)])
 
@@ -66,8 +66,8 @@ async def test_of_many_who_were_told_of_one_attempt_one_gets_it(backend: Backend
 
 
 @on_loop
-async def test_what_is_over_or_held_is_not_claimed_by_name(backend: Backend) -> None:
-    """An old dispatch says nothing about what has happened since."""
+async def test_finished_and_leased_attempts_are_not_claimed_by_name(backend: Backend) -> None:
+    """An old dispatch message does not say what has happened since."""
     async with backend.server() as server:
         for id in ("done", "held", "canceled"):
             await server.enqueue(id)
@@ -91,8 +91,8 @@ async def test_one_that_cannot_be_read_does_not_hold_up_the_others(backend: Back
 
 
 @on_loop
-async def test_what_waits_is_listed_queue_by_queue(backend: Backend) -> None:
-    """Whoever tells runners of it must find all queues of all tenants, and of a long one its head."""
+async def test_waiting_attempts_are_listed_by_queue(backend: Backend) -> None:
+    """The dispatcher must find all queues of all tenants, and the head of a long queue."""
     async with backend.opened() as store:
         assert await store.ready_attempts(START, 10) == []
         await write(
@@ -115,8 +115,10 @@ async def test_what_waits_is_listed_queue_by_queue(backend: Backend) -> None:
 
 
 @on_loop
-async def test_what_a_tenant_has_in_its_queues_is_listed_for_people(backend: Backend) -> None:
-    """Also what nobody may claim yet. Of many queues the first, of a long one its head, and nothing of others."""
+async def test_the_waiting_attempts_of_a_tenant_are_listed(backend: Backend) -> None:
+    """The list includes attempts that cannot be claimed yet; it has the first of many queues and the head of a long
+    one.
+    """
     async with backend.opened() as store:
         assert await store.queued_attempts(TENANT, 10, 10) == []
         await write(

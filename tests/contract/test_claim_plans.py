@@ -1,4 +1,4 @@
-"""How the databases find what may be claimed: along the index, in its order, however much waits."""
+"""The databases find claimable attempts along an index, in its order, independent of the size of the backlog."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ async def fill(store: Store) -> None:
 
 
 @on_loop
-async def test_sqlite_walks_along_the_index(tmp_path: Path) -> None:
-    """A sort would cost what the whole backlog is worth, with every claim."""
+async def test_sqlite_reads_along_the_index(tmp_path: Path) -> None:
+    """A sort would cost as much as the whole backlog with every claim."""
     path = tmp_path / "plans.db"
     store = SqliteStore(str(path))
     await store.open()
@@ -65,8 +65,8 @@ async def test_sqlite_walks_along_the_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_analyzed", [False, True], ids=["no statistics", "statistics"])
-def test_postgresql_walks_along_the_index(postgres_dsn: str, is_analyzed: bool) -> None:
-    """With statistics and without: right after a restart nobody has any."""
+def test_postgresql_reads_along_the_index(postgres_dsn: str, is_analyzed: bool) -> None:
+    """With statistics and without them, as directly after a restart."""
     import asyncpg
 
     from deltaci.storage import postgres

@@ -1,4 +1,4 @@
-"""A clock that jumps may neither shorten a lease nor revive one, and neither timers nor claims may stand still."""
+"""A clock that jumps neither shortens nor revives a lease, and stops neither timers nor claims."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def elapsed(monkeypatch: pytest.MonkeyPatch) -> Elapsed:
 
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> Elapsed:
-    """The same, and what the store's clock is ahead of it by is a jump: as outside of tests."""
+    """Use the default limit of a jump, as outside of the tests."""
     found = Elapsed()
     monkeypatch.setattr(engine, "MonotonicClock", lambda: MonotonicClock(found))
     return found
 
 
-def test_a_clock_that_goes_forward_is_believed() -> None:
-    """The store's clock decides, and nothing else does while it behaves."""
+def test_a_clock_that_goes_forward_is_followed() -> None:
+    """While the store's clock behaves, it alone decides."""
     elapsed = Elapsed()
     clock = MonotonicClock(elapsed)
 
@@ -58,8 +58,8 @@ def test_a_clock_that_goes_forward_is_believed() -> None:
     assert clock.lead == 0
 
 
-def test_a_clock_that_jumps_ahead_goes_on_at_the_real_pace() -> None:
-    """An hour that nobody lived through ends no lease; when the clock is right again, it is followed again."""
+def test_after_a_jump_ahead_time_passes_at_the_real_pace() -> None:
+    """A jump of an hour ends no lease; when the clock is right again, it is followed again."""
     elapsed = Elapsed()
     clock = MonotonicClock(elapsed)
     clock.read(START)
@@ -73,8 +73,8 @@ def test_a_clock_that_jumps_ahead_goes_on_at_the_real_pace() -> None:
     assert clock.read(START + 6 * SECOND + 1) == START + 6 * SECOND + 1
 
 
-def test_an_answer_that_came_late_makes_no_jump_of_the_next() -> None:
-    """A store that was busy for a minute tells an old time; the one after it is right."""
+def test_a_late_response_does_not_make_the_next_one_a_jump() -> None:
+    """A store that was busy for a minute returns an old time; the next one is right."""
     elapsed = Elapsed()
     clock = MonotonicClock(elapsed)
     clock.read(START)
@@ -84,8 +84,8 @@ def test_an_answer_that_came_late_makes_no_jump_of_the_next() -> None:
     assert clock.read(START + 60 * SECOND) == START + 60 * SECOND
 
 
-def test_what_a_record_has_seen_is_believed() -> None:
-    """Another server wrote at a later time: whoever goes on before it would let its leases live too long."""
+def test_the_time_of_a_record_is_believed() -> None:
+    """Another server wrote at a later time: with an earlier time, leases would last too long."""
     elapsed = Elapsed()
     clock = MonotonicClock(elapsed)
     clock.read(START)
@@ -97,8 +97,8 @@ def test_what_a_record_has_seen_is_believed() -> None:
     assert clock.read(START + SECOND) == START + (HOUR + 4) * SECOND
 
 
-def test_a_clock_that_jumps_back_goes_on_at_the_real_pace() -> None:
-    """Time neither repeats itself nor stands still until the clock has caught up."""
+def test_after_a_jump_back_time_passes_at_the_real_pace() -> None:
+    """Time neither repeats itself nor stops until the clock has caught up."""
     elapsed = Elapsed()
     clock = MonotonicClock(elapsed)
     clock.read(START)
@@ -112,8 +112,8 @@ def test_a_clock_that_jumps_back_goes_on_at_the_real_pace() -> None:
     assert clock.read(START + 5 * SECOND) == START + 5 * SECOND
 
 
-def test_a_machine_that_measures_nothing_still_never_goes_back() -> None:
-    """Even a broken monotonic clock must not turn time around."""
+def test_with_a_stuck_monotonic_clock_time_still_never_goes_back() -> None:
+    """Even a broken monotonic clock must not reverse time."""
     readings = iter((1000, 900, 100))
     clock = MonotonicClock(lambda: next(readings))
 
@@ -124,7 +124,7 @@ def test_a_machine_that_measures_nothing_still_never_goes_back() -> None:
 @in_memory
 @on_loop
 async def test_a_jump_back_does_not_shorten_a_lease(backend: Backend, elapsed: Elapsed) -> None:
-    """What a runner was promised is promised."""
+    """A runner keeps its lease for the promised time."""
     async with backend.server() as server:
         await server.enqueue("a")
         held = await server.take()
@@ -147,7 +147,7 @@ async def test_a_jump_back_does_not_shorten_a_lease(backend: Backend, elapsed: E
 @in_memory
 @on_loop
 async def test_a_jump_back_does_not_revive_a_lease(backend: Backend, elapsed: Elapsed) -> None:
-    """A runner that was told to stop must not be told to go on."""
+    """A runner that was ordered to stop must not be allowed to continue."""
     async with backend.server() as server:
         held = await server.running()
         backend.after(121)
@@ -183,7 +183,7 @@ async def test_timers_go_on_after_a_jump_back(backend: Backend, elapsed: Elapsed
 @in_memory
 @on_loop
 async def test_a_new_server_after_a_jump_back_keeps_the_log_in_order(backend: Backend, elapsed: Elapsed) -> None:
-    """A restart forgets what its clock once said; the records remember."""
+    """A restart forgets earlier times of its clock; the records have them."""
     async with backend.server() as server:
         held = await server.running()
     backend.after(-HOUR)
@@ -201,7 +201,7 @@ async def test_a_new_server_after_a_jump_back_keeps_the_log_in_order(backend: Ba
 @in_memory
 @on_loop
 async def test_a_jump_ahead_ends_no_lease(backend: Backend, strict: Elapsed) -> None:
-    """Whoever sets a clock right must not stop every job there is; who is silent still loses its lease."""
+    """Setting a clock right must not stop every job; the lease of a silent runner still ends."""
     async with backend.server() as server:
         await server.tick()
         held = await server.running()
@@ -222,7 +222,7 @@ async def test_a_jump_ahead_ends_no_lease(backend: Backend, strict: Elapsed) -> 
 
 @on_loop
 async def test_work_is_claimed_after_a_jump_back(backend: Backend, elapsed: Elapsed) -> None:
-    """What was enqueued a moment ago must not wait until the store's clock has caught up."""
+    """A new job must not wait until the store's clock has caught up."""
     async with backend.server() as server:
         await server.tick()
         backend.after(-HOUR)
@@ -237,8 +237,8 @@ async def test_work_is_claimed_after_a_jump_back(backend: Backend, elapsed: Elap
 
 @in_memory
 @on_loop
-async def test_timers_go_on_after_a_jump_back_and_a_restart(backend: Backend, elapsed: Elapsed) -> None:
-    """The records tell a new server how late it is: a runner that dies now is found out in time."""
+async def test_timers_fire_after_a_jump_back_and_a_restart(backend: Backend, elapsed: Elapsed) -> None:
+    """A new server learns the time from the records: the death of a runner is detected in time."""
     async with backend.server() as server:
         held = await server.running()
     backend.after(-HOUR)

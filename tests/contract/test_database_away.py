@@ -1,4 +1,4 @@
-"""A database that is restarted under load: whoever reads or writes hears `Unavailable`, and nothing else."""
+"""A database that is restarted under load: reads and writes raise `Unavailable`, and no other error."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ RESTARTS: Final = 3
 READERS: Final = 2  # Each of three kinds.
 
 
-def test_a_restart_of_the_database_is_unavailable_and_nothing_else(
-    postgres_server: PostgresServer, postgres_dsn: str
-) -> None:
-    """Who hears `Unavailable` asks again; an error of the driver's own would be taken for one of ours."""
+def test_a_restart_of_the_database_raises_only_unavailable(postgres_server: PostgresServer, postgres_dsn: str) -> None:
+    """A caller repeats after `Unavailable`; an error of the driver would count as an internal error."""
     raised: list[Exception] = []
     is_over = asyncio.Event()
 
-    async def insist(ask: Callable[[], Awaitable[object]]) -> None:
+    async def repeat_until_available(ask: Callable[[], Awaitable[object]]) -> None:
         while not is_over.is_set():
             try:
                 await ask()
@@ -42,7 +40,7 @@ def test_a_restart_of_the_database_is_unavailable_and_nothing_else(
         store = open_store(postgres_dsn)
         async with AsyncQueue(store, has_timers=False) as queue:
             asks = (lambda: store.find("q-1"), lambda: store.events(0, 10), lambda: queue.enqueue({"n": 1}))
-            asking = [asyncio.create_task(insist(ask)) for ask in asks * READERS]
+            asking = [asyncio.create_task(repeat_until_available(ask)) for ask in asks * READERS]
             for _ in range(RESTARTS):
                 await asyncio.to_thread(postgres_server.restart)
             is_over.set()

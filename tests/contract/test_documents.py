@@ -1,4 +1,4 @@
-"""Documents: small things that people write, each with a version that guards it."""
+"""Documents: small versioned values that people write; the version guards each write."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def names(documents: Sequence[Document]) -> list[str]:
 
 @on_loop
 async def test_a_version_that_was_not_read_is_refused(backend: Backend) -> None:
-    """Whoever writes has seen what it replaces."""
+    """A writer must have read the version that it replaces."""
     async with backend.opened() as store:
         await store.put_documents([new("a", b"1")])
 
@@ -51,8 +51,8 @@ async def test_a_version_that_was_not_read_is_refused(backend: Backend) -> None:
 
 
 @on_loop
-async def test_all_are_written_or_none(backend: Backend) -> None:
-    """A template and the note of who changed it are one thing."""
+async def test_documents_are_written_together_or_not_at_all(backend: Backend) -> None:
+    """A template and the note of its author belong together."""
     async with backend.opened() as store:
         await store.put_documents([new("a"), new("b")])
         current = await stored(store, new("a"))
@@ -66,8 +66,8 @@ async def test_all_are_written_or_none(backend: Backend) -> None:
 
 
 @on_loop
-async def test_a_name_that_no_database_could_keep_is_nowhere(backend: Backend) -> None:
-    """Whoever asks for one by accident or on purpose is told what is true: there is none."""
+async def test_a_name_that_no_database_can_store_does_not_exist(backend: Backend) -> None:
+    """A read of such a name returns nothing instead of an error."""
     async with backend.opened() as store:
         await store.put_documents([new("a")])
 
@@ -82,7 +82,7 @@ async def test_a_name_that_no_database_could_keep_is_nowhere(backend: Backend) -
 
 @on_loop
 async def test_a_key_has_one_owner(backend: Backend) -> None:
-    """It is looked up before anybody knows whose it is."""
+    """A key is looked up before its tenant is known."""
     async with backend.opened() as store:
         await store.put_documents([new("k1", b"hers", kind=API_KEY_KIND)])
 
@@ -115,8 +115,8 @@ async def test_of_many_that_make_one_document_exactly_one_wins(backend: Backend)
 
 
 @on_loop
-async def test_whoever_reads_and_writes_again_loses_nothing(backend: Backend) -> None:
-    """A counter that many raise has counted them all: that is what versions are for."""
+async def test_concurrent_read_and_write_loses_no_update(backend: Backend) -> None:
+    """A counter that many callers increase counts all of them: the purpose of versions."""
 
     async def raise_it(store: Store) -> None:
         while True:
@@ -136,8 +136,8 @@ async def test_whoever_reads_and_writes_again_loses_nothing(backend: Backend) ->
 
 
 @on_loop
-async def test_documents_that_are_written_together_in_any_order_do_not_wait_for_each_other(backend: Backend) -> None:
-    """Whoever wants both gets both, or is told to read again."""
+async def test_documents_written_together_in_any_order_do_not_deadlock(backend: Backend) -> None:
+    """A write of both either succeeds or conflicts."""
     async with backend.opened() as one, backend.opened() as two:
         await one.put_documents([new("a"), new("b")])
         for version in range(1, 11):
@@ -155,7 +155,7 @@ async def test_documents_that_are_written_together_in_any_order_do_not_wait_for_
 
 @on_loop
 async def test_a_document_is_stored_with_its_version_and_time(backend: Backend) -> None:
-    """Both are the store's to say."""
+    """The store sets both."""
     async with backend.opened() as store:
         await store.put_documents([replace(new("a", b"\x00\xff"), at=5)])
         first = await stored(store, new("a"))
@@ -186,8 +186,8 @@ async def test_names_belong_to_their_tenant_and_kind(backend: Backend) -> None:
 
 
 @on_loop
-async def test_documents_come_in_the_order_of_their_names(backend: Backend) -> None:
-    """Byte by byte, wherever they are kept; page by page; or those that begin alike."""
+async def test_documents_are_listed_in_the_order_of_their_names(backend: Backend) -> None:
+    """The order is by bytes on every backend, page by page, optionally only with a prefix."""
     given = ["b", "A/2", "a", "A/10", "é", "A", "A/1", "Z", "_", "A0", "A/\U0010ffff", "A/é"]
     expected = sorted(given)
     async with backend.opened() as store:
@@ -205,8 +205,8 @@ async def test_documents_come_in_the_order_of_their_names(backend: Backend) -> N
 
 
 @on_loop
-async def test_only_the_version_that_was_read_is_dropped(backend: Backend) -> None:
-    """Afterwards the name is free, for whoever wants it."""
+async def test_only_the_version_that_was_read_is_deleted(backend: Backend) -> None:
+    """Afterwards the name can be used again."""
     async with backend.opened() as store:
         await store.put_documents([new("a", kind=API_KEY_KIND)])
 

@@ -1,4 +1,4 @@
-"""The write path: nobody is answered before the commit, and no command can spoil another one."""
+"""The write path: no caller is answered before the commit, and no command affects another one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Failing(Wrapped):
 
 
 class Contested(Wrapped):
-    """A store in which somebody else is always, or so many times, a little faster."""
+    """A store in which another writer always, or a number of times, is a little faster."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -74,7 +74,7 @@ class Contested(Wrapped):
 
 
 class Slow(Wrapped):
-    """A store whose commit waits until the case lets it go."""
+    """A store whose commit waits until the test releases it."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -87,8 +87,8 @@ class Slow(Wrapped):
         return await self.inner.transact(work)
 
 
-async def answers(*asked: Any) -> list[Any]:
-    """What each caller gets, errors as they are."""
+async def outcomes(*asked: Any) -> list[Any]:
+    """Return the result or the exception of each call."""
     return list(await asyncio.gather(*asked, return_exceptions=True))
 
 
@@ -97,14 +97,14 @@ async def answers(*asked: Any) -> list[Any]:
 
 @in_memory
 @on_loop
-async def test_a_commit_that_fails_is_told_and_nothing_is_visible(backend: Backend) -> None:
-    """An answer is a promise; without a commit there is none to give."""
+async def test_a_failed_commit_is_reported_and_nothing_is_visible(backend: Backend) -> None:
+    """An answer is a promise; without a commit nothing can be promised."""
     async with backend.server(Failing) as server:
         store = server.store
         assert isinstance(store, Failing)
         store.is_before = True
 
-        found = await answers(server.do(new_attempt("x/1")), server.do(new_attempt("x/2")))
+        found = await outcomes(server.do(new_attempt("x/1")), server.do(new_attempt("x/2")))
 
         assert [type(each) for each in found] == [Unavailable] * 2
         assert await store.find("x/1") is None
@@ -117,8 +117,8 @@ async def test_a_commit_that_fails_is_told_and_nothing_is_visible(backend: Backe
 
 @in_memory
 @on_loop
-async def test_a_lost_answer_is_asked_for_again_with_the_same_request_id(backend: Backend) -> None:
-    """Whether the commit stands is unknown to the caller; the repeat finds out and changes nothing."""
+async def test_a_command_is_repeated_with_the_same_request_id_after_a_lost_answer(backend: Backend) -> None:
+    """The caller does not know whether the commit happened; the repeat finds out and changes nothing."""
     async with backend.server(Failing) as server:
         store = server.store
         assert isinstance(store, Failing)
@@ -136,21 +136,21 @@ async def test_a_lost_answer_is_asked_for_again_with_the_same_request_id(backend
 
 @in_memory
 @on_loop
-async def test_an_unavailable_store_is_not_asked_once_for_each_command(backend: Backend) -> None:
-    """A store that is down is not helped by a storm of single tries."""
+async def test_an_unavailable_store_is_not_called_once_for_each_command(backend: Backend) -> None:
+    """Single retries of each command would overload a store that is down."""
     async with backend.server(Failing) as server:
         store = server.store
         assert isinstance(store, Failing)
         store.is_before = True
 
-        found = await answers(*(server.do(new_attempt(f"x/{n}")) for n in range(50)))
+        found = await outcomes(*(server.do(new_attempt(f"x/{n}")) for n in range(50)))
 
         assert {type(each) for each in found} == {Unavailable}
         assert store.tries <= 2
 
 
 @on_loop
-async def test_nobody_is_answered_before_the_commit(backend: Backend) -> None:
+async def test_no_caller_is_answered_before_the_commit(backend: Backend) -> None:
     """A crash in between must look like a lost answer, never like a broken promise."""
     async with backend.server(Slow) as server:
         store = server.store
@@ -168,8 +168,8 @@ async def test_nobody_is_answered_before_the_commit(backend: Backend) -> None:
 
 @in_memory
 @on_loop
-async def test_whoever_waits_when_the_engine_stops_is_told(backend: Backend) -> None:
-    """A caller that nobody will answer must not wait for ever."""
+async def test_callers_that_wait_when_the_engine_stops_get_an_error(backend: Backend) -> None:
+    """A caller that will not be answered must not wait for ever."""
     async with backend.server(Slow) as server:
         store = server.store
         assert isinstance(store, Slow)
@@ -178,15 +178,15 @@ async def test_whoever_waits_when_the_engine_stops_is_told(backend: Backend) -> 
         late = asyncio.ensure_future(server.do(new_attempt("x/3")))
 
         await server.engine.stop()
-        found = await answers(*waiting, late)
+        found = await outcomes(*waiting, late)
 
         assert all(isinstance(each, asyncio.CancelledError) for each in found), found
 
 
 @in_memory
 @on_loop
-async def test_a_caller_that_gave_up_disturbs_nobody(backend: Backend) -> None:
-    """A client that hangs up is everyday life."""
+async def test_a_cancelled_caller_affects_no_other_command(backend: Backend) -> None:
+    """Clients disconnect all the time."""
     async with backend.server(Slow) as server:
         store = server.store
         assert isinstance(store, Slow)
@@ -198,7 +198,7 @@ async def test_a_caller_that_gave_up_disturbs_nobody(backend: Backend) -> None:
         store.may_go.set()
         await stays
 
-        assert [type(answer) for answer in await answers(gone)] == [asyncio.CancelledError]
+        assert [type(answer) for answer in await outcomes(gone)] == [asyncio.CancelledError]
         assert await store.find("x/2") is not None
         assert (await server.enqueue("x/3")).rev == 1
 
@@ -206,7 +206,7 @@ async def test_a_caller_that_gave_up_disturbs_nobody(backend: Backend) -> None:
 @in_memory
 @on_loop
 async def test_a_full_inbox_refuses_at_once(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every queue has a limit: what cannot be handled is better refused than kept."""
+    """Every queue has a limit: it is better to refuse a command than to store it without end."""
     monkeypatch.setattr(shard, "MAX_WAITING", 3)
     async with backend.server(Slow) as server:
         store = server.store
@@ -218,7 +218,7 @@ async def test_a_full_inbox_refuses_at_once(backend: Backend, monkeypatch: pytes
         assert {type(each.exception()) for each in done} == {engine.Overloaded}
 
         store.may_go.set()
-        found = await answers(*waiting)
+        found = await outcomes(*waiting)
         assert sum(isinstance(each, Decision) for each in found) == 3
 
 
@@ -227,7 +227,7 @@ async def test_a_full_inbox_refuses_at_once(backend: Backend, monkeypatch: pytes
 
 @on_loop
 async def test_commands_of_one_batch_see_each_other(backend: Backend) -> None:
-    """Whoever sends two commands in order has them applied in order, batch or no batch."""
+    """Two commands that one caller sends in order are applied in order, in one batch or two."""
     async with backend.server() as server:
         new = Run(id="r1", run_id="r1", tenant=TENANT)
 
@@ -250,9 +250,9 @@ async def test_commands_of_one_batch_see_each_other(backend: Backend) -> None:
 @in_memory
 @on_loop
 async def test_an_attempt_that_is_enqueued_and_canceled_in_one_batch_is_over(backend: Backend) -> None:
-    """A record may be born and end in one transaction; it goes straight to what is over."""
+    """A record may be created and finished in one transaction; it is stored only as a finished one."""
     async with backend.server() as server:
-        await answers(
+        await outcomes(
             server.do(new_attempt("a")),
             server.do(attempt.Cancel(id="a", reason="CANCELED")),
             server.do(new_attempt("b")),
@@ -291,7 +291,7 @@ async def test_a_refused_command_does_not_disturb_its_neighbours(backend: Backen
 async def test_a_poisonous_command_fails_alone(backend: Backend) -> None:
     """Our own bug in one corner must not stop the whole deployment."""
     async with backend.server() as server:
-        found = await answers(
+        found = await outcomes(
             server.do(new_attempt("x/1")),
             server.do(Poison(id="x/1")),
             server.do(new_attempt("x/2")),
@@ -308,12 +308,12 @@ async def test_a_poisonous_command_fails_alone(backend: Backend) -> None:
 async def test_more_commands_than_fit_one_batch_are_all_applied(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit of a batch bounds a transaction, not what a caller may ask for."""
+    """The limit of a batch bounds a transaction, not the number of commands of a caller."""
     monkeypatch.setattr(engine, "MAX_BATCH", 10)
     monkeypatch.setattr(shard, "MAX_BATCH", 10)
     async with backend.server() as server:
         found = await server.engine.do_all([new_attempt(f"x/{n}") for n in range(57)])
-        singles = await answers(*(server.do(new_attempt(f"y/{n}")) for n in range(57)))
+        singles = await outcomes(*(server.do(new_attempt(f"y/{n}")) for n in range(57)))
 
         assert [each.record.id for each in found if isinstance(each, Decision)] == [f"x/{n}" for n in range(57)]
         assert [single.record.id for single in singles] == [f"y/{n}" for n in range(57)]
@@ -322,10 +322,10 @@ async def test_more_commands_than_fit_one_batch_are_all_applied(
 
 @in_memory
 @on_loop
-async def test_more_records_than_are_remembered_are_still_right(
+async def test_more_records_than_fit_the_cache_are_still_right(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is kept in memory is only for speed."""
+    """The cache only saves time."""
     monkeypatch.setattr(shard, "MAX_CACHED", 5)
     async with backend.server() as server:
         for n in range(12):
@@ -341,8 +341,8 @@ async def test_more_records_than_are_remembered_are_still_right(
 
 
 @on_loop
-async def test_a_conflict_is_decided_again_and_nobody_notices(backend: Backend) -> None:
-    """That somebody else wrote first is no reason to trouble the caller."""
+async def test_a_command_is_decided_again_after_a_conflict(backend: Backend) -> None:
+    """That another writer was first is not the caller's concern."""
     async with backend.server(Contested) as server:
         store = server.store
         assert isinstance(store, Contested)
@@ -358,7 +358,7 @@ async def test_a_conflict_is_decided_again_and_nobody_notices(backend: Backend) 
 
 @in_memory
 @on_loop
-async def test_a_conflict_without_end_is_told(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_conflict_without_end_is_reported(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every retry has a limit."""
     monkeypatch.setattr(shard, "MAX_CONFLICTS", 3)
     async with backend.server(Contested) as server:
@@ -410,7 +410,7 @@ async def test_a_message_of_a_finished_attempt_still_gets_its_answer(backend: Ba
 
 @on_loop
 async def test_a_queue_that_closes_in_the_middle_of_a_batch_closes(backend: Backend) -> None:
-    """Whatever was under way: a cancel that a library swallows must not leave somebody waiting for ever."""
+    """A cancellation that a library swallows must not leave a caller waiting for ever."""
     for turns in range(30):
         async with backend.queue() as queue:
             asked = asyncio.create_task(queue.claim_next("w1", wait_seconds=60))

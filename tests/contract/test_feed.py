@@ -1,4 +1,4 @@
-"""The feed: from any seq on, in order, none missed, none twice, whoever writes and however slowly."""
+"""The feed: from any seq on, in order, each event once, independent of the number and speed of writers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ async def first(events: AsyncIterator[Event], count: int) -> list[Event]:
     return [await anext(events) for _ in range(count)]
 
 
-async def taken(store: Store, count: int, after: int = 0, **chosen: str) -> list[Event]:
-    """The first so many events that a new reader gets."""
+async def first_events(store: Store, count: int, after: int = 0, **chosen: str) -> list[Event]:
+    """Return the first events that a new reader gets."""
     reader = follow(store, after, **chosen)
     found = await first(reader, count)
     await reader.aclose()  # type: ignore[attr-defined]
@@ -35,7 +35,7 @@ async def taken(store: Store, count: int, after: int = 0, **chosen: str) -> list
 
 
 class Between(Wrapped):
-    """A store in which something is written after every read, before its reader can look around."""
+    """A store in which an event is written after every read, before its reader continues."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -50,8 +50,8 @@ class Between(Wrapped):
 
 
 @on_loop
-async def test_a_reader_gets_what_is_there_and_then_what_comes(backend: Backend) -> None:
-    """Whoever opens a page sees the past at once and the present as it happens."""
+async def test_a_reader_gets_stored_events_and_then_new_ones(backend: Backend) -> None:
+    """A page shows the past at once and the present as it happens."""
     async with backend.server() as server:
         await server.enqueue("a")
         reader = follow(server.store, 0)
@@ -66,14 +66,14 @@ async def test_a_reader_gets_what_is_there_and_then_what_comes(backend: Backend)
 
 
 @on_loop
-async def test_a_reader_goes_on_from_the_middle(backend: Backend) -> None:
-    """A reader that comes back says what it has seen and gets the rest, exactly."""
+async def test_a_reader_continues_from_the_middle(backend: Backend) -> None:
+    """A reader that returns names the last event that it has and gets the rest, exactly."""
     async with backend.server() as server:
         await server.engine.do_all([new_attempt(f"x/{n}") for n in range(10)])
         log = await server.log()
 
-        assert await taken(server.store, 10) == log
-        assert await taken(server.store, 4, log[5].seq) == log[6:]
+        assert await first_events(server.store, 10) == log
+        assert await first_events(server.store, 4, log[5].seq) == log[6:]
 
 
 @on_loop
@@ -86,7 +86,7 @@ async def test_long_logs_are_read_page_by_page(backend: Backend, monkeypatch: py
 
         for after in range(12):
             log = await server.log()
-            assert await taken(server.store, 12 - after, log[after - 1].seq if after else 0) == log[after:]
+            assert await first_events(server.store, 12 - after, log[after - 1].seq if after else 0) == log[after:]
 
 
 @on_loop
@@ -110,10 +110,10 @@ async def test_a_reader_of_one_entity_or_run_gets_nothing_else(backend: Backend)
 
 
 @on_loop
-async def test_what_is_written_between_a_read_and_the_wait_is_not_missed(backend: Backend) -> None:
-    """The hint must be there before the look: otherwise an event waits for the next one to be seen."""
+async def test_an_event_written_between_a_read_and_the_wait_is_not_missed(backend: Backend) -> None:
+    """The hint must be requested before the read: otherwise an event waits for the next one to be seen."""
     async with backend.opened() as store:
-        found = await taken(Between(store), 3)
+        found = await first_events(Between(store), 3)
 
         assert [event.entity_id for event in found] == ["a1", "a2", "a3"]
 
@@ -131,7 +131,7 @@ async def test_many_writers_and_many_readers_agree_on_one_order(backend: Backend
                 await server.engine.do_all([new_attempt(f"{name}/{n + k}") for k in range(4)])
 
         readers = [
-            asyncio.ensure_future(taken(store, count, after))
+            asyncio.ensure_future(first_events(store, count, after))
             for store in (one.store, two.store, third)
             for count, after in ((2 * EACH + 1, 0), (2 * EACH, begun))
         ]
@@ -146,7 +146,7 @@ async def test_many_writers_and_many_readers_agree_on_one_order(backend: Backend
 
 @on_loop
 async def test_a_reader_never_sees_the_newest_seq_before_an_older_one(durable_backend: Backend) -> None:
-    """A transaction that is slow to commit cannot be overtaken: who has seen a seq has seen all before it."""
+    """A transaction that is slow to commit cannot be overtaken: a reader that has a seq has all before it."""
     has_written, may_commit = threading.Event(), threading.Event()
 
     def slow() -> Transaction[None]:
@@ -179,7 +179,7 @@ async def test_a_reader_never_sees_the_newest_seq_before_an_older_one(durable_ba
 
 @on_loop
 async def test_a_reader_that_leaves_is_forgotten(backend: Backend) -> None:
-    """Whoever closes a page must cost nothing any more."""
+    """A closed page must cost nothing."""
     async with backend.server() as server:
         await server.enqueue("a")
         readers = [follow(server.store, 0) for _ in range(5)]

@@ -1,4 +1,4 @@
-"""One of a group at a time: strict, whoever claims wherever, in order, and nobody waits for long once it is free."""
+"""Groups run one job at a time: on all servers, in order, and the next job starts promptly when the group is free."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def grouped(id: str, at: int = 0, *, group: str = "deploy", tenant: str = TENANT
     return put(record, **{"ready_at": at, **fields})
 
 
-async def found(store: Store, *without: str, now: int = START, limit: int = 100) -> list[str]:
-    """What a worker finds."""
+async def ready_for(store: Store, *without: str, now: int = START, limit: int = 100) -> list[str]:
+    """Return the ids that a worker finds."""
     [held] = await ask(store, FindReady(TENANT, (), now, limit, (), without))
     return [each.record.id for each in held]
 
 
-async def plainly(store: Store) -> list[str]:
-    """What is found by whoever does not look after groups."""
+async def ready_ignoring_groups(store: Store) -> list[str]:
+    """Return the ids that are found without regard to groups."""
     [held] = await ask(store, FindReady(TENANT, (), START, 100))
     return [each.record.id for each in held]
 
 
-def most_at_once(events: list[Event]) -> int:
-    """How many attempts of the log had a live lease at the same time."""
+def max_live_leases(events: list[Event]) -> int:
+    """Return how many attempts of the log had a live lease at the same time."""
     held: set[str] = set()
     most = 0
     for event in events:
@@ -60,8 +60,8 @@ def most_at_once(events: list[Event]) -> int:
 
 @pytest.mark.proves("MOD-D3")
 @on_loop
-async def test_what_belongs_to_a_group_that_somebody_has_is_not_found(backend: Backend) -> None:
-    """Another group is free, and so is the same name at another tenant's."""
+async def test_a_job_of_an_occupied_group_is_not_found(backend: Backend) -> None:
+    """Another group is free, and so is the same name in another tenant."""
     async with backend.opened() as store:
         await write(
             store,
@@ -71,15 +71,15 @@ async def test_what_belongs_to_a_group_that_somebody_has_is_not_found(backend: B
             grouped("d", 4, group=""),
             grouped("their", 1, tenant="other", ready_at=None, due_at=9),
         )
-        assert await found(store) == await plainly(store) == ["a", "b", "c", "d"]
-        assert await found(store, "lab", "none") == ["a", "b", "d"]
+        assert await ready_for(store) == await ready_ignoring_groups(store) == ["a", "b", "c", "d"]
+        assert await ready_for(store, "lab", "none") == ["a", "b", "d"]
         assert await store.group_holder(TENANT, "deploy") == ""
 
         await write(store, grouped("holder", 0, ready_at=None, due_at=9))
 
-        assert await found(store) == ["c", "d"]
-        assert await plainly(store) == ["a", "b", "c", "d"]
-        assert await found(store, limit=1) == ["c"]
+        assert await ready_for(store) == ["c", "d"]
+        assert await ready_ignoring_groups(store) == ["a", "b", "c", "d"]
+        assert await ready_for(store, limit=1) == ["c"]
         assert await ask(store, LockGroup(TENANT, "deploy", START), LockGroup(TENANT, "lab", START)) == ["holder", ""]
         assert [await store.group_holder(*name) for name in ((TENANT, "deploy"), ("other", "deploy"))] == [
             "holder",
@@ -96,9 +96,9 @@ async def test_one_that_may_be_claimed_again_later_has_its_group_until_then(back
     async with backend.opened() as store:
         await write(store, grouped("lost", START + 60), grouped("next", 1))
 
-        assert await found(store, now=START + 59) == []
+        assert await ready_for(store, now=START + 59) == []
         assert await ask(store, LockGroup(TENANT, "deploy", START + 59)) == ["lost"]
-        assert await found(store, now=START + 60) == ["next", "lost"]
+        assert await ready_for(store, now=START + 60) == ["next", "lost"]
         assert await ask(store, LockGroup(TENANT, "deploy", START + 60)) == [""]
 
 
@@ -108,10 +108,10 @@ async def test_a_record_that_leaves_frees_its_group(backend: Backend) -> None:
     async with backend.opened() as store:
         holder = grouped("holder", 0, ready_at=None, due_at=9)
         await write(store, holder, grouped("next", 1))
-        assert await found(store) == []
+        assert await ready_for(store) == []
         await write(store, put(holder.record, 1, is_terminal=True))
 
-        assert await found(store) == ["next"]
+        assert await ready_for(store) == ["next"]
 
         [[held]] = await ask(store, FindReady(TENANT, (), START, 1))
         assert isinstance(held, StoredRecord)
@@ -139,8 +139,8 @@ async def begun(server: Server, count: int, **fields: Any) -> None:
 
 @pytest.mark.proves("MOD-D3")
 @on_loop
-async def test_one_of_a_group_is_handed_out_at_a_time_the_oldest_first(backend: Backend) -> None:
-    """However much is asked for at once; what is behind them is handed out all the same."""
+async def test_one_job_of_a_group_is_granted_at_a_time_the_oldest_first(backend: Backend) -> None:
+    """However many are claimed at once; jobs behind the group are granted."""
     async with backend.server() as server:
         await begun(server, 3)
         backend.after(1)
@@ -159,8 +159,8 @@ async def test_one_of_a_group_is_handed_out_at_a_time_the_oldest_first(backend: 
 
 @pytest.mark.proves("MOD-D3")
 @on_loop
-async def test_claims_of_one_batch_know_of_each_other(backend: Backend) -> None:
-    """What the batch gave already counts, though it is not written yet."""
+async def test_claims_of_one_batch_see_each_others_groups(backend: Backend) -> None:
+    """A grant of the batch counts although it is not written yet."""
     async with backend.server() as server:
         await begun(server, 5)
         backend.after(1)
@@ -178,8 +178,8 @@ async def test_claims_of_one_batch_know_of_each_other(backend: Backend) -> None:
 
 @pytest.mark.proves("MOD-D3")
 @on_loop
-async def test_who_is_told_of_one_attempt_gets_it_only_if_the_group_is_free(backend: Backend) -> None:
-    """Also by name."""
+async def test_a_claim_by_name_succeeds_only_if_the_group_is_free(backend: Backend) -> None:
+    """A claim by name does not bypass the group."""
     async with backend.server() as server:
         await begun(server, 2)
         held = await server.take("w1")
@@ -193,7 +193,7 @@ async def test_who_is_told_of_one_attempt_gets_it_only_if_the_group_is_free(back
 @pytest.mark.proves("MOD-D3", "MOD-5")
 @on_loop
 async def test_a_lost_lease_keeps_the_group_until_its_end_and_no_longer(backend: Backend) -> None:
-    """A slot follows from a live lease: a runner that died holds nothing for ever, and one that is silent not less."""
+    """The group follows from a live lease: a dead runner does not occupy it for ever."""
     async with backend.server() as server:
         await server.register("w1")
         await begun(server, 2)
@@ -213,8 +213,8 @@ async def test_a_lost_lease_keeps_the_group_until_its_end_and_no_longer(backend:
 
 @pytest.mark.proves("MOD-D3")
 @on_loop
-async def test_a_job_that_is_retried_lets_others_go_meanwhile(backend: Backend) -> None:
-    """Nobody has a lease while it waits."""
+async def test_other_jobs_of_the_group_run_while_one_waits_for_its_retry(backend: Backend) -> None:
+    """A job that waits for its retry has no lease."""
     async with backend.server() as server:
         await begun(server, 2, max_attempts=2)
         held = await server.take("w1")
@@ -235,8 +235,8 @@ async def test_a_job_that_is_retried_lets_others_go_meanwhile(backend: Backend) 
 
 @pytest.mark.proves("MOD-D3")
 @on_loop
-async def test_two_servers_never_hand_out_two_of_a_group(backend: Backend) -> None:
-    """Each has lanes of its own, and none of them knows what another is about to write."""
+async def test_two_servers_never_grant_two_jobs_of_a_group(backend: Backend) -> None:
+    """Each server has its own shards and does not know what the other is about to write."""
     async with backend.server() as one, backend.server() as two:
         await begun(one, RUNS)
         done: list[str] = []
@@ -251,13 +251,15 @@ async def test_two_servers_never_hand_out_two_of_a_group(backend: Backend) -> No
         await asyncio.gather(*(work(server, f"w{n}") for n, server in enumerate(servers)))
 
         events = await two.verified()
-        assert most_at_once(events) == 1
+        assert max_live_leases(events) == 1
         assert sorted(done) == [f"r{n:02}/deploy.1" for n in range(RUNS)]
         assert {(await one.find(f"r{n:02}", Run)).state for n in range(RUNS)} == {run.SUCCESS}
 
 
 @on_loop
-async def test_who_waits_is_told_when_the_group_is_free(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_waiting_claim_is_woken_when_the_group_is_free(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a poll."""
     async with backend.server() as server:
         await begun(server, 2)

@@ -1,4 +1,4 @@
-"""How the databases find what people ask for: along a key or an index, whatever else is stored."""
+"""The databases read lists along a key or an index, independent of the number of records."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ async def fill(store: Store) -> None:
 
 
 @on_loop
-async def test_sqlite_takes_the_key_or_an_index(tmp_path: Path) -> None:
-    """A page of a list with a million entries costs what one with a thousand does."""
+async def test_sqlite_uses_the_key_or_an_index(tmp_path: Path) -> None:
+    """A page of a list with a million entries costs as much as one with a thousand."""
     path = tmp_path / "plans.db"
     store = SqliteStore(str(path))
     await store.open()
@@ -68,10 +68,10 @@ async def test_sqlite_takes_the_key_or_an_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", ["empty", "no statistics", "statistics"])
-def test_postgresql_takes_the_key_or_an_index(postgres_dsn: str, state: str) -> None:
-    """With statistics and without, and with plans that do not know the values.
+def test_postgresql_uses_the_key_or_an_index(postgres_dsn: str, state: str) -> None:
+    """With statistics and without, and with plans for unknown values.
 
-    Also when they are made before there is anything: a connection remembers them, whatever is stored later.
+    Plans that are made before there is any data are good, too: a connection keeps them.
     """
     import asyncpg
 

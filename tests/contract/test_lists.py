@@ -1,4 +1,4 @@
-"""Lists: people find runs and workers by what they are, newest first, page by page."""
+"""Lists: runs and workers are listed by their properties, newest first, page by page."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def walk(store: Store, named: Sequence[str], limit: int, **chosen: Any) ->
 
 
 class Recording(Lab):
-    """A lab that remembers what was done, and when."""
+    """A lab that records its commands and their times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Recording(Lab):
 
 
 def history(seed: int) -> list[tuple[int, Command]]:
-    """What happened in a random history, command by command."""
+    """Return the commands of a random history."""
     told = History(Random(seed))
     told.lab, workers = Recording(), [record for record in told.lab.unit.records.values() if isinstance(record, Worker)]
     for worker_record in workers:
@@ -110,7 +110,7 @@ def history(seed: int) -> list[tuple[int, Command]]:
 
 
 async def check_lists(store: Store, ids: Iterable[str]) -> int:
-    """Show that every list holds exactly those who belong there; how many lists that were."""
+    """Check that every list has exactly the records that belong on it; return the number of lists."""
     expected: dict[ListKey, list[tuple[int, str]]] = defaultdict(list)
     for record in await store.find_all(list(ids)):
         for listed in lists_of(record):
@@ -129,7 +129,7 @@ async def check_lists(store: Store, ids: Iterable[str]) -> int:
 @pytest.mark.parametrize("seed", SEEDS)
 @on_loop
 async def test_lists_follow_the_machines(backend: Backend, seed: int) -> None:
-    """Whatever happens, in whatever batches: a record is on the lists that follow from it, and on no other."""
+    """In any batches, a record is on the lists that follow from it, and on no other."""
     done, draw = history(seed), Random(seed)
     async with backend.server() as server:
         checked = 0
@@ -145,8 +145,8 @@ async def test_lists_follow_the_machines(backend: Backend, seed: int) -> None:
 
 
 @on_loop
-async def test_a_run_is_found_by_where_it_comes_from(backend: Backend) -> None:
-    """Project, branch, person, template, labels; another tenant finds nothing of it."""
+async def test_a_run_is_listed_by_its_origin(backend: Backend) -> None:
+    """Project, branch, person, template, labels; not for another tenant."""
     origin = Origin(project="shop", branch="main", labels=("nightly", "x" * 5000), template="build")
     record = Run(id="r1", run_id="r1", tenant=TENANT, origin=origin, started_by="ada")
     async with backend.server() as server:
@@ -172,7 +172,7 @@ async def test_a_run_is_found_by_where_it_comes_from(backend: Backend) -> None:
 
 @on_loop
 async def test_a_refused_write_leaves_the_lists_alone(backend: Backend) -> None:
-    """A list that knows more than the records would show people what never was."""
+    """A list must not show a record that was never stored."""
     async with backend.opened() as store:
         await keep(store, born("a", START))
 
@@ -183,8 +183,8 @@ async def test_a_refused_write_leaves_the_lists_alone(backend: Backend) -> None:
 
 
 @on_loop
-async def test_a_transaction_that_fails_later_takes_its_lists_back(backend: Backend) -> None:
-    """All of it or nothing, also when the first write of a transaction stood already."""
+async def test_a_transaction_that_fails_later_rolls_back_its_lists(backend: Backend) -> None:
+    """Also after the first write of the transaction succeeded."""
     moved = ListChange("a", START, frozenset({(TENANT, "new")}), frozenset({(TENANT, listing.RUNS)}))
     again, _ = born("a", START)
     async with backend.opened() as store:
@@ -216,7 +216,7 @@ async def test_pages_are_newest_first_and_leave_nothing_out(backend: Backend) ->
 
 @on_loop
 async def test_a_page_does_not_shift_while_runs_are_created(backend: Backend) -> None:
-    """Somebody who turns pages sees everything once, however busy the place is."""
+    """Paging shows every run once, also on a busy server."""
     async with backend.opened() as store:
         await keep(store, *(born(f"r{n:02}", START + n) for n in range(20)))
         found: list[str] = []
@@ -232,8 +232,8 @@ async def test_a_page_does_not_shift_while_runs_are_created(backend: Backend) ->
 
 
 @on_loop
-async def test_a_page_is_of_what_is_on_all_lists(backend: Backend) -> None:
-    """Whichever is walked: only the cost differs."""
+async def test_a_page_has_the_records_that_are_on_all_lists(backend: Backend) -> None:
+    """Which list is read affects only the cost."""
     made = [
         born(f"r{n:03}", START + n, branch=("main", "dev")[n % 2], labels=("slow",) if n % 5 == 0 else ())
         for n in range(200)
@@ -264,8 +264,8 @@ async def test_a_page_of_a_time(backend: Backend) -> None:
 
 
 @on_loop
-async def test_a_page_looks_at_no_more_than_its_budget(backend: Backend) -> None:
-    """Where little fits, a page is short or empty and goes on: the cost of one is bounded."""
+async def test_a_page_reads_no_more_than_its_budget(backend: Backend) -> None:
+    """If few records match, a page is short or empty and continues: its cost is bounded."""
     made = [born(f"r{n:03}", START + n, labels=("rare",) if n in (0, 150) else ()) for n in range(300)]
     rare = [listing.RUNS, listing.runs_with_label("rare")]
     async with backend.opened() as store:
@@ -283,8 +283,8 @@ async def test_a_page_looks_at_no_more_than_its_budget(backend: Backend) -> None
 
 
 @on_loop
-async def test_a_place_that_no_page_gave_is_no_trouble(backend: Backend) -> None:
-    """Whoever makes places up gets a page, or none, and nothing breaks."""
+async def test_an_invented_position_is_harmless(backend: Backend) -> None:
+    """The result is a page or an empty one, never an error."""
     async with backend.opened() as store:
         await keep(store, born("r0", START), born("r1", START + 1))
 
@@ -301,8 +301,8 @@ async def test_a_place_that_no_page_gave_is_no_trouble(backend: Backend) -> None
 
 
 @on_loop
-async def test_what_cannot_be_read_does_not_break_a_page(backend: Backend) -> None:
-    """It is shown as what it is; what is no longer there is passed over."""
+async def test_an_unreadable_record_does_not_break_a_page(backend: Backend) -> None:
+    """It is listed as unreadable; a record that no longer exists is left out."""
     bad, entry = put(Run(id="r1", run_id="r1", tenant=TENANT, **NONSENSE)), born("r1", START + 1)[1]
     async with backend.opened() as store:
         await keep(store, born("r0", START), (bad, entry), born("r2", START + 2))
@@ -316,8 +316,8 @@ async def test_what_cannot_be_read_does_not_break_a_page(backend: Backend) -> No
 
 
 @on_loop
-async def test_a_count_goes_no_further_than_asked(backend: Backend) -> None:
-    """Whether there are more than a hundred is worth a hundred looks, not a million."""
+async def test_a_count_stops_at_its_limit(backend: Backend) -> None:
+    """Whether there are more than a hundred costs a hundred reads, not a million."""
     async with backend.opened() as store:
         await keep(store, *(born(f"r{n}", START) for n in range(9)))
 
@@ -329,8 +329,8 @@ async def test_a_count_goes_no_further_than_asked(backend: Backend) -> None:
 
 
 @on_loop
-async def test_what_is_pruned_is_on_no_list(backend: Backend) -> None:
-    """Else a list of old runs would be a list of nothing, for ever."""
+async def test_a_pruned_record_is_on_no_list(backend: Backend) -> None:
+    """Otherwise lists of old runs would keep dead entries for ever."""
     async with backend.server() as server:
         for n in range(3):
             await server.do(NewRecord(id=f"r{n}", record=Run(id=f"r{n}", run_id=f"r{n}", tenant=TENANT)))
@@ -358,8 +358,8 @@ async def _shut_down(server: Server) -> None:
 
 
 @on_loop
-async def test_prune_passes_by_what_cannot_be_read(backend: Backend) -> None:
-    """It goes like the others; where it was listed nobody knows, and pages do not mind."""
+async def test_prune_deletes_unreadable_records(backend: Backend) -> None:
+    """Its list entries are unknown and stay; pages leave them out."""
     bad = put(Run(id="r1", run_id="r1", tenant=TENANT, updated_at=START, **NONSENSE), is_terminal=True)
     async with backend.opened() as store:
         await keep(store, (bad, born("r1", START)[1]), born("r2", START))
@@ -373,8 +373,8 @@ async def test_prune_passes_by_what_cannot_be_read(backend: Backend) -> None:
 
 
 @on_loop
-async def test_many_records_are_found_in_the_order_asked_for(backend: Backend) -> None:
-    """Live or over; what does not exist is left out, what is asked for twice comes once."""
+async def test_many_records_are_returned_in_the_requested_order(backend: Backend) -> None:
+    """Live or finished; unknown ids are left out, repeated ones returned once."""
     async with backend.opened() as store:
         await ask(store, Write([put(Attempt(id=f"a{n}"), is_terminal=n % 2 == 0) for n in range(1200)], [], True))
         await ask(store, Write([put(Run(id="bad", **NONSENSE))], [], True))
@@ -386,8 +386,8 @@ async def test_many_records_are_found_in_the_order_asked_for(backend: Backend) -
 
 
 @on_loop
-async def test_the_jobs_of_a_run_are_found_finished_or_not(backend: Backend) -> None:
-    """A run's page shows all of them."""
+async def test_all_jobs_of_a_run_are_found(backend: Backend) -> None:
+    """Finished and unfinished ones: the page of a run shows all."""
     from tests.contract.test_runs import finish, planned
     from tests.support.lab import task
 

@@ -1,4 +1,4 @@
-"""A look: several questions about records, the later ones by what the earlier ones found, beside whoever writes."""
+"""Read transactions: several requests, the later ones depending on earlier results, concurrent with writers."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def in_order(found: list[StoredRecord]) -> list[Record]:
 
 
 @on_loop
-async def test_a_look_finds_what_goes_on_and_what_is_over(backend: Backend) -> None:
-    """And leaves out what does not exist."""
+async def test_a_read_finds_live_and_finished_records(backend: Backend) -> None:
+    """It leaves out records that do not exist."""
     async with backend.server() as server:
         await planned(server, task("a"), task("b", "a"))
         await planned(server, task("other"), id="r2")
@@ -48,8 +48,8 @@ async def test_a_look_finds_what_goes_on_and_what_is_over(backend: Backend) -> N
 
 
 @on_loop
-async def test_a_look_that_is_given_up_holds_nothing(backend: Backend) -> None:
-    """However often; whoever comes next is answered, and whoever writes is not kept waiting."""
+async def test_an_abandoned_read_holds_no_lock(backend: Backend) -> None:
+    """Later readers and writers are not delayed."""
     async with backend.server() as server:
         for _ in range(MORE_THAN_READ_AT_ONCE):
             with pytest.raises(Refused):
@@ -61,8 +61,8 @@ async def test_a_look_that_is_given_up_holds_nothing(backend: Backend) -> None:
 
 
 @on_loop
-async def test_what_a_look_finds_in_a_file_is_of_one_moment(backend: Backend) -> None:
-    """A run and its jobs fit together. Over several questions to a database on the network they may not."""
+async def test_a_read_from_a_file_is_a_snapshot(backend: Backend) -> None:
+    """A run and its jobs are consistent. Several requests to a database on the network may not be."""
     if backend.name != "sqlite":
         pytest.skip("only a file is read without a word to anybody")
     loop = asyncio.get_running_loop()
@@ -80,7 +80,7 @@ async def test_what_a_look_finds_in_a_file_is_of_one_moment(backend: Backend) ->
 
 
 @on_loop
-async def test_nothing_is_read_from_a_store_that_is_not_open(backend: Backend) -> None:
+async def test_a_read_from_a_store_that_is_not_open_is_refused(backend: Backend) -> None:
     """It says so."""
     if backend.name == "memory":
         pytest.skip("memory is always there")
