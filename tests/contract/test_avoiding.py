@@ -14,7 +14,7 @@ from deltaci.core.failures import Facts
 from deltaci.engine.engine import Claim, ClaimResult
 from tests.contract.backends import Backend, Server, on_loop
 from tests.contract.test_groups import start
-from tests.contract.test_waiters import Hall, ids
+from tests.contract.test_waiters import WaitingRoom, ids
 from tests.support.lab import TENANT, task
 
 WIDE = ("gpu", "linux")
@@ -140,9 +140,9 @@ async def test_the_next_attempt_avoids_the_worker_too(backend: Backend) -> None:
     async with backend.server() as server:
         await server.register("w1", labels=("linux",))
         await server.do(start(task("build", queue_key="linux", max_attempts=2, base_delay_seconds=1), id="r1"))
-        held = await server.take("w1", labels=("linux",))
+        lease = await server.take("w1", labels=("linux",))
         broken = Facts(error_code="RUNNER_STARTUP")
-        await server.send(attempt.Complete, held, is_success=False, exit_code=1, facts=broken)
+        await server.send(attempt.Complete, lease, is_success=False, exit_code=1, facts=broken)
         backend.after(60)
         await server.tick()
 
@@ -160,13 +160,13 @@ async def test_a_worker_on_hold_gets_nothing_and_another_waiter_is_woken(
     async with backend.server() as server:
         await server.register("w1", labels=("linux",))
         await server.register("w2", labels=WIDE)
-        hall = Hall(server, monkeypatch)
-        first = await hall.joined("w1", "linux")
-        second = await hall.joined("w2", *WIDE)
+        room = WaitingRoom(server, monkeypatch)
+        first = await room.add_waiter("w1", "linux")
+        second = await room.add_waiter("w2", *WIDE)
         await server.do(worker.Drain(id="w1", actor="user:ada", reason="new disk"))
 
         await server.do(start(task("build", queue_key="linux"), id="r1"))
 
         assert ids(await second) == ["r1/build.1"]
-        hall.line.close()
+        room.claim_waiters.close()
         assert await first == []

@@ -42,9 +42,9 @@ async def test_a_chain_whose_first_job_fails_is_blocked_with_a_few_loads(backend
     """A job with few dependents does not load the whole run; a long chain does."""
     async with backend.server(Watched) as server:
         await server.do(start(*CHAIN))
-        held = await server.take()
+        lease = await server.take()
 
-        await server.send(attempt.Complete, held, is_success=False, exit_code=1)
+        await server.send(attempt.Complete, lease, is_success=False, exit_code=1)
 
         assert loads(server.store) <= MAX_CHAIN_LOADS + 3
         last = await server.find(f"r1/j{JOBS - 1}", Job)

@@ -20,10 +20,10 @@ async def ready_ids(
 ) -> str:
     """Return the ids of the matching ready attempts, in order."""
     async with backend.opened() as store:
-        [held] = await ask(store, FindReady(tenant, labels, backend.now(), limit, only))
+        [stored] = await ask(store, FindReady(tenant, labels, backend.now(), limit, only))
         [(_, opened)] = await ask(store, BeginClaim(tenant, labels, limit, only))
-    assert [each.record.id for each in opened] == [each.record.id for each in held]
-    return " ".join(each.record.id for each in held)
+    assert [each.record.id for each in opened] == [each.record.id for each in stored]
+    return " ".join(each.record.id for each in stored)
 
 
 @on_loop

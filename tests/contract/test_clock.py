@@ -127,13 +127,13 @@ async def test_a_jump_back_does_not_shorten_a_lease(backend: Backend, elapsed: E
     """A runner keeps its lease for the promised time."""
     async with backend.server() as server:
         await server.enqueue("a")
-        held = await server.take()
-        before = await server.send(attempt.Start, held)
+        lease = await server.take()
+        before = await server.send(attempt.Start, lease)
         backend.after(-HOUR)
 
-        renewed = await server.send(attempt.Extend, held)
+        renewed = await server.send(attempt.Extend, lease)
         elapsed.after(115)
-        later = await server.send(attempt.Extend, held)
+        later = await server.send(attempt.Extend, lease)
 
         for earlier, after in ((before, renewed), (renewed, later)):
             assert earlier.lease is not None
@@ -149,13 +149,13 @@ async def test_a_jump_back_does_not_shorten_a_lease(backend: Backend, elapsed: E
 async def test_a_jump_back_does_not_revive_a_lease(backend: Backend, elapsed: Elapsed) -> None:
     """A runner that was ordered to stop must not be allowed to continue."""
     async with backend.server() as server:
-        held = await server.running()
+        lease = await server.running()
         backend.after(121)
-        assert (await server.refused(runner_message(attempt.Extend, held))).code == "stale_lease"
+        assert (await server.refused(runner_message(attempt.Extend, lease))).code == "stale_lease"
 
         backend.after(-HOUR)
 
-        assert (await server.refused(runner_message(attempt.Extend, held))).code == "stale_lease"
+        assert (await server.refused(runner_message(attempt.Extend, lease))).code == "stale_lease"
         await server.verified()
 
 
@@ -185,12 +185,12 @@ async def test_timers_go_on_after_a_jump_back(backend: Backend, elapsed: Elapsed
 async def test_a_new_server_after_a_jump_back_keeps_the_log_in_order(backend: Backend, elapsed: Elapsed) -> None:
     """A restart forgets earlier times of its clock; the records have them."""
     async with backend.server() as server:
-        held = await server.running()
+        lease = await server.running()
     backend.after(-HOUR)
 
     async with backend.server() as server:
-        renewed = await server.send(attempt.Extend, held)
-        await server.send(attempt.Complete, held, is_success=True, exit_code=0)
+        renewed = await server.send(attempt.Extend, lease)
+        await server.send(attempt.Complete, lease, is_success=True, exit_code=0)
 
         assert renewed.lease is not None
         times = [event.at for event in await server.verified()]
@@ -204,12 +204,12 @@ async def test_a_jump_ahead_ends_no_lease(backend: Backend, strict: Elapsed) -> 
     """Setting a clock right must not stop every job; the lease of a silent runner still ends."""
     async with backend.server() as server:
         await server.tick()
-        held = await server.running()
+        lease = await server.running()
         backend.after(HOUR)
 
         await server.tick()
         strict.after(60)
-        await server.send(attempt.Extend, held)
+        await server.send(attempt.Extend, lease)
         strict.after(119)
         await server.tick()
         assert await server.state("a") == attempt.RUNNING
@@ -229,9 +229,9 @@ async def test_work_is_claimed_after_a_jump_back(backend: Backend, elapsed: Elap
         elapsed.after(1)
         await server.enqueue("a")
 
-        held = await server.take()
+        lease = await server.take()
 
-        assert (await server.send(attempt.Start, held)).state == attempt.RUNNING
+        assert (await server.send(attempt.Start, lease)).state == attempt.RUNNING
         await server.verified()
 
 
@@ -240,11 +240,11 @@ async def test_work_is_claimed_after_a_jump_back(backend: Backend, elapsed: Elap
 async def test_timers_fire_after_a_jump_back_and_a_restart(backend: Backend, elapsed: Elapsed) -> None:
     """A new server learns the time from the records: the death of a runner is detected in time."""
     async with backend.server() as server:
-        held = await server.running()
+        lease = await server.running()
     backend.after(-HOUR)
 
     async with backend.server() as server:
-        await server.send(attempt.Extend, held)
+        await server.send(attempt.Extend, lease)
         elapsed.after(121)
         await server.tick()
 

@@ -92,10 +92,10 @@ async def test_a_key_has_one_owner(backend: Backend) -> None:
         with pytest.raises(Conflict):
             await store.put_documents([new("k2", kind=API_KEY_KIND), new("k2", kind=API_KEY_KIND, tenant="other")])
 
-        found = await store.find_document(API_KEY_KIND, "k1")
-        assert found is not None
-        assert (found.tenant, found.body) == ("acme", b"hers")
-        assert await store.find_document(API_KEY_KIND, "k1", "acme") == found
+        document = await store.find_document(API_KEY_KIND, "k1")
+        assert document is not None
+        assert (document.tenant, document.body) == ("acme", b"hers")
+        assert await store.find_document(API_KEY_KIND, "k1", "acme") == document
         assert await store.find_document(API_KEY_KIND, "k1", "other") is None
         assert await store.find_document(API_KEY_KIND, "k2") is None
 

@@ -136,11 +136,11 @@ async def test_many_writers_and_many_readers_agree_on_one_order(backend: Backend
             for count, after in ((2 * EACH + 1, 0), (2 * EACH, begun))
         ]
         await asyncio.gather(writing("one"), writing("two"))
-        found = await asyncio.gather(*readers)
+        results = await asyncio.gather(*readers)
 
         log = await third.events(0, 10 * EACH)
         assert [event.seq for event in log] == sorted({event.seq for event in log})
-        for seen in found:
+        for seen in results:
             assert seen == log[len(log) - len(seen) :]
 
 

@@ -17,7 +17,7 @@ from deltaci.core.run import Run
 from deltaci.storage.port import CountLiveLeases, FindReady, LockGroup, Store, StoredRecord
 from tests.contract.backends import Backend, Server, ask, on_loop, put, write
 from tests.contract.test_quota import end
-from tests.contract.test_waiters import Hall, ids
+from tests.contract.test_waiters import WaitingRoom, ids
 from tests.support.lab import START, TENANT, task
 
 RUNS: Final = 40
@@ -31,14 +31,14 @@ def grouped(id: str, at: int = 0, *, group: str = "deploy", tenant: str = TENANT
 
 async def ready_for(store: Store, *without: str, now: int = START, limit: int = 100) -> list[str]:
     """Return the ids that a worker finds."""
-    [held] = await ask(store, FindReady(TENANT, (), now, limit, (), without))
-    return [each.record.id for each in held]
+    [stored] = await ask(store, FindReady(TENANT, (), now, limit, (), without))
+    return [each.record.id for each in stored]
 
 
 async def ready_ignoring_groups(store: Store) -> list[str]:
     """Return the ids that are found without regard to groups."""
-    [held] = await ask(store, FindReady(TENANT, (), START, 100))
-    return [each.record.id for each in held]
+    [stored] = await ask(store, FindReady(TENANT, (), START, 100))
+    return [each.record.id for each in stored]
 
 
 def max_live_leases(events: list[Event]) -> int:
@@ -113,9 +113,9 @@ async def test_a_record_that_leaves_frees_its_group(backend: Backend) -> None:
 
         assert await ready_for(store) == ["next"]
 
-        [[held]] = await ask(store, FindReady(TENANT, (), START, 1))
-        assert isinstance(held, StoredRecord)
-        await write(store, put(held.record, held.version, due_at=9))
+        [[stored]] = await ask(store, FindReady(TENANT, (), START, 1))
+        assert isinstance(stored, StoredRecord)
+        await write(store, put(stored.record, stored.version, due_at=9))
         assert await store.group_holder(TENANT, "deploy") == "next"
 
 
@@ -182,10 +182,10 @@ async def test_a_claim_by_name_succeeds_only_if_the_group_is_free(backend: Backe
     """A claim by name does not bypass the group."""
     async with backend.server() as server:
         await begun(server, 2)
-        held = await server.take("w1")
+        lease = await server.take("w1")
 
         assert await server.claim("w2", only_ids=("r01/deploy.1",)) == []
-        await server.send(attempt.Complete, held, is_success=True, exit_code=0)
+        await server.send(attempt.Complete, lease, is_success=True, exit_code=0)
 
         assert len(await server.claim("w2", only_ids=("r01/deploy.1",))) == 1
 
@@ -197,8 +197,8 @@ async def test_a_lost_lease_keeps_the_group_until_its_end_and_no_longer(backend:
     async with backend.server() as server:
         await server.register("w1")
         await begun(server, 2)
-        held = await server.take("w1")
-        await server.send(attempt.Start, held)
+        lease = await server.take("w1")
+        await server.send(attempt.Start, lease)
         backend.after(10)
         await server.do(worker.MissHealthChecks(id="w1"))
         assert await server.state("r00/deploy.1") == attempt.QUEUED
@@ -217,8 +217,8 @@ async def test_other_jobs_of_the_group_run_while_one_waits_for_its_retry(backend
     """A job that waits for its retry has no lease."""
     async with backend.server() as server:
         await begun(server, 2, max_attempts=2)
-        held = await server.take("w1")
-        await server.send(attempt.Complete, held, is_success=False, facts=Facts(error_code="RUNNER_STARTUP"))
+        lease = await server.take("w1")
+        await server.send(attempt.Complete, lease, is_success=False, facts=Facts(error_code="RUNNER_STARTUP"))
         assert await server.state("r00/deploy") == "RETRYING"
 
         other = await server.take("w2")
@@ -263,10 +263,10 @@ async def test_a_waiting_claim_is_woken_when_the_group_is_free(
     """Without a poll."""
     async with backend.server() as server:
         await begun(server, 2)
-        held = await server.claim("w1")
-        hall = Hall(server, monkeypatch)
-        waiting = await hall.joined("w2")
+        claimed = await server.claim("w1")
+        room = WaitingRoom(server, monkeypatch)
+        waiting = await room.add_waiter("w2")
 
-        await end(server, held[0])
+        await end(server, claimed[0])
 
         assert ids(await waiting) == ["r01/deploy.1"]

@@ -20,12 +20,12 @@ MORE_THAN_READ_AT_ONCE = 20
 
 def family(id: str) -> ReadTransaction[list[Record]]:
     """A run, its jobs, and their first attempts."""
-    found = yield Load((id,))
-    if not found:
+    stored = yield Load((id,))
+    if not stored:
         raise Refused("not_found", id)
     jobs = yield LoadJobs(id)
     tries = yield Load(tuple(f"{held.record.id}.1" for held in jobs))
-    return [*(held.record for held in found), *in_order(jobs), *in_order(tries)]
+    return [*(held.record for held in stored), *in_order(jobs), *in_order(tries)]
 
 
 def in_order(found: list[StoredRecord]) -> list[Record]:

@@ -1,4 +1,7 @@
-"""How a database becomes ours: once, in order, whoever comes first, and never when it is somebody else's."""
+"""Migrations:
+
+a database is prepared once, in order, by any of several servers, and never if another program uses it.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,10 @@ def altered(monkeypatch: pytest.MonkeyPatch, durable_backend: Backend, steps: li
 
 
 @on_loop
-async def test_a_database_whose_past_differs_is_refused(
+async def test_a_database_with_other_migrations_is_refused(
     durable_backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An edited migration means that nobody knows what the tables look like."""
+    """After an edited migration, the tables of existing databases are unknown."""
     async with durable_backend.opened() as store:
         await write(store, put(Attempt(id="a")))
     first, *rest = migrations(durable_backend.name)
@@ -51,20 +54,20 @@ async def test_a_database_whose_past_differs_is_refused(
 
 
 @on_loop
-async def test_a_step_that_fails_leaves_nothing_of_itself(
-    durable_backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A migration that stops half-way must not be half there for the next try."""
-    known = migrations(durable_backend.name)
-    broken = Migration(len(known) + 1, "0002_broken.sql", "CREATE TABLE half (id integer); CREATE TABLE half (id text)")
-    altered(monkeypatch, durable_backend, [*known, broken])
+async def test_a_failed_migration_leaves_no_changes(durable_backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next start must find the state before the failed migration."""
+    all_migrations = migrations(durable_backend.name)
+    broken = Migration(
+        len(all_migrations) + 1, "0002_broken.sql", "CREATE TABLE half (id integer); CREATE TABLE half (id text)"
+    )
+    altered(monkeypatch, durable_backend, [*all_migrations, broken])
     store = durable_backend.store()
     with pytest.raises(Exception, match="half"):
         await store.open()
     await store.close()
 
     whole = Migration(broken.number, broken.name, "CREATE TABLE half (id integer)")
-    altered(monkeypatch, durable_backend, [*known, whole])
+    altered(monkeypatch, durable_backend, [*all_migrations, whole])
     async with durable_backend.opened() as again:
         await write(again, put(Attempt(id="a")))
 
@@ -88,8 +91,8 @@ def test_a_url_that_names_no_store_is_refused(url: str) -> None:
 
 
 @on_loop
-async def test_a_file_that_somebody_else_locks_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another program on the same file is the world's turn: try again."""
+async def test_a_locked_file_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program uses the file: the caller may repeat."""
     monkeypatch.setattr("deltaci.storage.sqlite.BUSY_SECONDS", 0.05)
     path = tmp_path / "busy.db"
     store = SqliteStore(str(path))
@@ -109,8 +112,8 @@ async def test_a_file_that_somebody_else_locks_is_unavailable(tmp_path: Path, mo
 # -- what is fine
 
 
-def test_only_what_was_not_applied_is_missing() -> None:
-    """Each step is made once, in order."""
+def test_only_missing_migrations_are_applied() -> None:
+    """Each migration is applied once, in order."""
     steps = [Migration(n, f"000{n}_step.sql", f"-- {n}") for n in (1, 2, 3)]
 
     assert pending_migrations(steps, []) == steps
@@ -119,8 +122,8 @@ def test_only_what_was_not_applied_is_missing() -> None:
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
-def test_every_dialect_has_the_same_steps(dialect: str) -> None:
-    """What one database can do, the other can too."""
+def test_every_dialect_has_the_same_migrations(dialect: str) -> None:
+    """All databases have the same features."""
     assert [step.name for step in migrations(dialect)] == [step.name for step in migrations("sqlite")]
 
 
@@ -136,10 +139,10 @@ async def test_opening_again_changes_nothing(durable_backend: Backend) -> None:
 
 
 @on_loop
-async def test_what_is_older_than_tenants_is_the_default_ones(
+async def test_records_older_than_tenants_belong_to_the_default_tenant(
     durable_backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """A queue that was never given a tenant finds what it had before."""
+    """A queue without a tenant finds its earlier jobs."""
     altered(monkeypatch, durable_backend, migrations(durable_backend.name)[:1])
     async with durable_backend.opened():
         pass
@@ -160,9 +163,9 @@ async def test_what_is_older_than_tenants_is_the_default_ones(
 @on_loop
 async def test_a_database_that_is_ahead_is_tolerated(durable_backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """While servers are replaced one by one, an old one meets tables that a new one has extended."""
-    known = migrations(durable_backend.name)
-    newer = Migration(len(known) + 1, "0099_newer.sql", "CREATE TABLE newer (id integer)")
-    altered(monkeypatch, durable_backend, [*known, newer])
+    all_migrations = migrations(durable_backend.name)
+    newer = Migration(len(all_migrations) + 1, "0099_newer.sql", "CREATE TABLE newer (id integer)")
+    altered(monkeypatch, durable_backend, [*all_migrations, newer])
     async with durable_backend.opened() as store:
         await write(store, put(Attempt(id="a")))
     monkeypatch.undo()

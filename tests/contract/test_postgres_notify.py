@@ -1,4 +1,4 @@
-"""Servers on one PostgreSQL wake each other, so that nobody has to poll fast."""
+"""Servers on one PostgreSQL wake each other, so that none has to poll often."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ LONG = 3600.0
 
 
 @pytest.fixture
-def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
-    """A database on which a poll would come too late for any test."""
+def shared_backend(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    """Provide a database for servers whose poll is too slow for any test."""
     monkeypatch.setattr(commit_hints, "POLL_SECONDS", LONG)
     return make_backend("postgres", tmp_path, request)
 
 
 async def until(asked: asyncpg.Connection[asyncpg.Record], sql: str, wanted: int) -> None:
-    """Wait on the server itself: it says when it is so."""
+    """Wait until a query of the server returns true."""
     async with asyncio.timeout(60):
         while await asked.fetchval(sql) != wanted:
             await asked.execute("SELECT pg_sleep(0.01)")
@@ -38,9 +38,9 @@ OTHERS = (
 
 
 @on_loop
-async def test_a_job_that_one_server_enqueues_wakes_a_claim_that_waits_at_another(shared: Backend) -> None:
-    """Nobody who has more than one server should wait for a poll."""
-    async with shared.queue() as here, shared.queue() as there:
+async def test_a_job_enqueued_at_one_server_wakes_a_claim_at_another(shared_backend: Backend) -> None:
+    """With several servers, a claim must not wait for a poll."""
+    async with shared_backend.queue() as here, shared_backend.queue() as there:
         waiting = asyncio.create_task(there.claim_next("w1", wait_seconds=LONG))
         job = await here.enqueue("work")
 
@@ -51,12 +51,12 @@ async def test_a_job_that_one_server_enqueues_wakes_a_claim_that_waits_at_anothe
 
 @on_loop
 async def test_a_connection_that_is_cut_is_made_again(
-    shared: Backend, contract_dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    shared_backend: Backend, contract_dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A hint may be lost, the wire for hints may not: after a cut they go on."""
     monkeypatch.setattr(postgres_notify, "RETRY_SECONDS", 0.0)
     asking = await asyncpg.connect(contract_dsn)
-    async with shared.queue() as here, shared.queue() as there:
+    async with shared_backend.queue() as here, shared_backend.queue() as there:
         await until(asking, LISTENERS, 2)
         cut = [row["pid"] for row in await asking.fetch(OTHERS)]
         for pid in cut:

@@ -17,8 +17,8 @@ from tests.contract.backends import EVERYTHING, Backend, attempt_of, legal, on_l
 WAIT = 40.0  # So long a claim may wait for work in these cases; it must come much sooner.
 
 
-async def claimed(queue: AsyncQueue, worker: str = "w1", **options: Any) -> ClaimedJob:
-    """The one job that is there to be claimed."""
+async def claim_one(queue: AsyncQueue, worker: str = "w1", **options: Any) -> ClaimedJob:
+    """Claim the only claimable job."""
     [job] = await queue.claim_next(worker, **options)
     return job
 
@@ -26,7 +26,7 @@ async def claimed(queue: AsyncQueue, worker: str = "w1", **options: Any) -> Clai
 async def started(queue: AsyncQueue, payload: Any = None, **fields: Any) -> ClaimedJob:
     """A job that runs."""
     await queue.enqueue(payload, **fields)
-    job = await claimed(queue)
+    job = await claim_one(queue)
     await queue.start(job.lease_id)
     return job
 
@@ -40,14 +40,14 @@ def words(events: list[dict[str, Any]]) -> list[str]:
 
 
 @on_loop
-async def test_a_job_is_enqueued_claimed_started_kept_and_completed(backend: Backend) -> None:
-    """Document 004's way from queued to succeeded, with the fields that each status must hold."""
+async def test_a_job_is_enqueued_claimed_started_extended_and_completed(backend: Backend) -> None:
+    """Document 004's path from queued to succeeded, with the fields of each status."""
     async with backend.queue() as queue:
         new = await queue.enqueue({"n": 1}, labels=["linux", "arm"], priority=3)
         assert (new.status, new.attempt, new.rev, new.owner, new.lease_expires_at) == ("queued", 0, 1, None, None)
         assert (new.payload, new.labels, new.priority, new.run_at) == ({"n": 1}, ("arm", "linux"), 3, None)
 
-        job = await claimed(queue, labels=["arm", "linux", "gpu"])
+        job = await claim_one(queue, labels=["arm", "linux", "gpu"])
         assert (job.id, job.status, job.attempt, job.owner) == (new.id, "claimed", 1, "w1")
         assert job.lease_expires_at is not None
         assert attempt_of(job.lease_id) == job.id
@@ -64,8 +64,8 @@ async def test_a_job_is_enqueued_claimed_started_kept_and_completed(backend: Bac
 
 
 @on_loop
-async def test_a_failed_job_says_why(backend: Backend) -> None:
-    """The error is the first thing that people look at."""
+async def test_a_failed_job_has_its_error(backend: Backend) -> None:
+    """The error is the first thing that people read."""
     async with backend.queue() as queue:
         job = await started(queue)
 
@@ -92,22 +92,22 @@ async def test_a_stalled_job_is_requeued_and_claimed_again(backend: Backend) -> 
         assert await queue.claim_next("w2") == []  # Its last worker may still be at it.
         backend.after(121)
 
-        again = await claimed(queue, "w2")
+        again = await claim_one(queue, "w2")
         assert (again.id, again.attempt, again.owner) == (job.id, 2, "w2")
         assert again.lease_id != job.lease_id
         await refused(queue.complete(job.lease_id), "stale_lease")
 
 
 @on_loop
-async def test_a_job_that_is_handed_back_is_there_at_once(backend: Backend) -> None:
-    """A worker that stops in order holds nothing up, and nothing is counted against the job."""
+async def test_a_released_job_can_be_claimed_at_once(backend: Backend) -> None:
+    """A worker that stops in order causes no delay, and no attempt is counted."""
     async with backend.queue() as queue:
         job = await started(queue, max_lost_leases=0)
 
         back = await queue.hand_back(job.id)
 
         assert back.status == "queued"
-        assert (await claimed(queue, "w2")).attempt == 2
+        assert (await claim_one(queue, "w2")).attempt == 2
 
 
 @on_loop
@@ -157,8 +157,8 @@ async def test_a_result_after_a_cancel_is_a_typed_error(backend: Backend, name: 
 
 
 @on_loop
-async def test_a_second_result_is_accepted_only_if_it_is_the_first_one(backend: Backend) -> None:
-    """The first result is stored: an answer that accepts another one would say something else."""
+async def test_a_second_result_is_accepted_only_if_it_equals_the_first(backend: Backend) -> None:
+    """The first result is stored: accepting another one would be a lie."""
     async with backend.queue() as queue:
         job = await started(queue)
         done = await queue.complete(job.lease_id, {"n": 1})
@@ -170,8 +170,8 @@ async def test_a_second_result_is_accepted_only_if_it_is_the_first_one(backend: 
 
 
 @on_loop
-async def test_a_payload_and_a_result_come_back_as_they_were(backend: Backend) -> None:
-    """Whatever JSON can say."""
+async def test_payloads_and_results_are_returned_unchanged(backend: Backend) -> None:
+    """Any JSON value."""
     payloads: list[Any] = [None, 0, "", "ß", [], {}, {"a": [1, {"b": None}]}, 2.5, True, False]
     payloads += [-(2**63), 2**64 - 1, "a\0b", 1e308, {"": 0}, [[1, 2]] * 300]
     async with backend.queue() as queue:
@@ -186,8 +186,8 @@ async def test_a_payload_and_a_result_come_back_as_they_were(backend: Backend) -
 
 
 @on_loop
-async def test_a_tuple_comes_back_as_a_list(backend: Backend) -> None:
-    """JSON knows one kind of list, and everybody sees the same from the first answer on."""
+async def test_a_tuple_is_returned_as_a_list(backend: Backend) -> None:
+    """JSON has one kind of list, and every response shows it."""
     async with backend.queue() as queue:
         job = await queue.enqueue({"n": (1, (2,))})
 
@@ -196,14 +196,14 @@ async def test_a_tuple_comes_back_as_a_list(backend: Backend) -> None:
 
 
 @on_loop
-async def test_nobody_changes_a_job_by_changing_what_was_given_or_got(backend: Backend) -> None:
-    """Handlers take payloads apart, and callers reuse theirs: the job stays what was enqueued."""
+async def test_a_job_is_not_changed_through_objects_of_its_callers(backend: Backend) -> None:
+    """Handlers modify payloads, and callers reuse theirs: the job stays as it was enqueued."""
     async with backend.queue() as queue:
         given = {"n": [1]}
         job = await queue.enqueue(given)
         given["n"].append(2)
         job.payload["n"].append(3)
-        mine = await claimed(queue)
+        mine = await claim_one(queue)
         mine.payload["n"].append(4)
         await queue.start(mine.lease_id)
         result = {"r": [1]}
@@ -217,8 +217,8 @@ async def test_nobody_changes_a_job_by_changing_what_was_given_or_got(backend: B
 
 
 @on_loop
-async def test_an_error_of_any_text_fails_its_job(backend: Backend) -> None:
-    """What a program prints is not always Unicode; its job has failed all the same."""
+async def test_an_error_with_any_text_fails_its_job(backend: Backend) -> None:
+    """The output of programs is not always Unicode."""
     async with backend.queue() as queue:
         for error in ("No space left on device \udc80", "\ud800", "a\0b", ""):
             job = await started(queue)
@@ -232,14 +232,14 @@ async def test_an_error_of_any_text_fails_its_job(backend: Backend) -> None:
 
 @pytest.mark.proves("QUE-T13")
 @on_loop
-async def test_the_same_dedupe_key_is_the_same_job(backend: Backend) -> None:
-    """Whoever enqueues it again gets the record that is there, whatever became of it."""
+async def test_one_dedupe_key_is_one_job(backend: Backend) -> None:
+    """A repeated enqueue returns the existing job in any state."""
     async with backend.queue() as queue, backend.queue() as other:
         first = await queue.enqueue({"n": 1}, dedupe_key="k")
 
         again = await other.enqueue({"n": 2}, dedupe_key="k", priority=9)
         assert again == first
-        job = await claimed(queue)
+        job = await claim_one(queue)
         assert (await other.enqueue(3, dedupe_key="k")).status == "claimed"
         await queue.start(job.lease_id)
         await queue.complete(job.lease_id, "done")
@@ -253,16 +253,16 @@ async def test_the_same_dedupe_key_is_the_same_job(backend: Backend) -> None:
 
 @pytest.mark.proves("QUE-T13")
 @on_loop
-async def test_fifty_who_enqueue_one_key_at_once_make_one_job(backend: Backend) -> None:
-    """Webhooks come in bursts, and through every server."""
+async def test_fifty_concurrent_enqueues_with_one_key_create_one_job(backend: Backend) -> None:
+    """Webhooks arrive in bursts, and at every server."""
     async with backend.queue() as one, backend.queue() as two:
-        found = await asyncio.gather(
+        results = await asyncio.gather(
             *((one, two)[n % 2].enqueue({"n": n}, dedupe_key="burst") for n in range(50)),
             one.enqueue("another"),
         )
 
-        assert len({job.id for job in found[:50]}) == 1
-        assert len({msgspec.json.encode(job.payload) for job in found[:50]}) == 1
+        assert len({job.id for job in results[:50]}) == 1
+        assert len({msgspec.json.encode(job.payload) for job in results[:50]}) == 1
         assert len(await two.claim_next("w1", limit=100)) == 2
         assert [event.trigger for event in legal(await one.log())].count("enqueued") == 2
 
@@ -282,7 +282,7 @@ async def test_a_dedupe_key_means_nothing_but_itself(backend: Backend) -> None:
 
 
 @on_loop
-async def test_a_dedupe_key_is_its_tenants_own(backend: Backend) -> None:
+async def test_dedupe_keys_are_separate_per_tenant(backend: Backend) -> None:
     """Two tenants with the same key have two jobs, and neither can see the other's."""
     async with backend.queue(tenant="one") as one, backend.queue(tenant="two") as two:
         first, second = await one.enqueue(1, dedupe_key="k"), await two.enqueue(2, dedupe_key="k")
@@ -319,18 +319,18 @@ async def test_the_most_urgent_job_is_claimed_first(backend: Backend) -> None:
         for priority in (0, 5, -3, 2):
             await queue.enqueue(priority, priority=priority)
 
-        assert [(await claimed(queue)).payload for _ in range(4)] == [5, 2, 0, -3]
+        assert [(await claim_one(queue)).payload for _ in range(4)] == [5, 2, 0, -3]
 
 
 @on_loop
 async def test_a_job_is_claimed_by_a_worker_that_has_its_labels(backend: Backend) -> None:
-    """The labels of a job are what its worker must have; more does no harm."""
+    """A worker needs all labels of a job; further labels do no harm."""
     async with backend.queue() as queue:
         await queue.enqueue("gpu", labels=["gpu", "linux", "gpu"])
 
         assert await queue.claim_next("w1") == []
         assert await queue.claim_next("w1", labels=["linux"]) == []
-        assert (await claimed(queue, labels=["linux", "big", "gpu"])).payload == "gpu"
+        assert (await claim_one(queue, labels=["linux", "big", "gpu"])).payload == "gpu"
 
 
 @on_loop
@@ -345,15 +345,15 @@ async def test_a_job_is_not_claimed_before_its_time(backend: Backend) -> None:
         assert await queue.claim_next("w1") == []
         backend.after(6)
 
-        assert (await claimed(queue)).id == job.id
+        assert (await claim_one(queue)).id == job.id
 
 
 # -- waiting for work
 
 
 @on_loop
-async def test_a_claim_that_waits_is_woken_when_a_job_arrives(backend: Backend) -> None:
-    """Work begins when it comes, not at the next look."""
+async def test_a_waiting_claim_is_woken_when_a_job_arrives(backend: Backend) -> None:
+    """Work starts when it arrives, not at the next poll."""
     async with backend.queue() as queue, backend.queue() as other:
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
@@ -370,8 +370,8 @@ async def test_a_claim_that_waits_is_woken_when_a_job_arrives(backend: Backend) 
 
 
 @on_loop
-async def test_a_claim_that_waits_gives_up_in_time(backend: Backend) -> None:
-    """A wait is bounded by what its caller said."""
+async def test_a_waiting_claim_times_out(backend: Backend) -> None:
+    """The caller sets the longest wait."""
     async with backend.queue() as queue:
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
@@ -382,8 +382,8 @@ async def test_a_claim_that_waits_gives_up_in_time(backend: Backend) -> None:
 
 
 @on_loop
-async def test_a_job_whose_time_comes_while_a_claim_waits_is_found(backend: Backend) -> None:
-    """Nobody commits anything when `run_at` is reached: the waiting claim must look by itself."""
+async def test_a_job_whose_run_at_passes_while_a_claim_waits_is_found(backend: Backend) -> None:
+    """There is no commit when `run_at` passes: the waiting claim must poll."""
     async with backend.queue() as queue:
         await queue.enqueue("later", run_at=backend.moment(60))
         waiting = asyncio.ensure_future(queue.claim_next("w1", wait_seconds=WAIT))
@@ -408,7 +408,7 @@ async def test_the_events_of_a_job_are_document_004s_words(backend: Backend) -> 
         await queue.stall(job.id)
         await queue.requeue_stalled(job.id)
         backend.after(121)
-        again = await claimed(queue, "w2")
+        again = await claim_one(queue, "w2")
         await queue.start(again.lease_id)
         await queue.complete(again.lease_id, {})
 
@@ -428,7 +428,7 @@ async def test_the_events_of_a_job_are_document_004s_words(backend: Backend) -> 
 
 
 @on_loop
-async def test_what_the_orchestrator_ends_is_a_takeover(backend: Backend) -> None:
+async def test_an_attempt_that_the_orchestrator_ends_is_a_takeover(backend: Backend) -> None:
     """Document 004 sees a stall, a claim by the orchestrator, a start and a failure."""
     async with backend.queue() as queue:
         waiting = await queue.enqueue(1)
@@ -445,8 +445,8 @@ async def test_what_the_orchestrator_ends_is_a_takeover(backend: Backend) -> Non
 
 
 @on_loop
-async def test_many_messages_are_each_answered_on_their_own(backend: Backend) -> None:
-    """One transaction for all; one stale lease among them is one refusal."""
+async def test_each_of_many_messages_has_its_own_response(backend: Backend) -> None:
+    """They share one transaction; one stale lease among them is one refusal."""
     async with backend.queue() as queue:
         await queue.enqueue_all([NewJob(payload=n) for n in range(4)])
         jobs = await queue.claim_next("w1", limit=4)
@@ -476,7 +476,7 @@ async def test_many_messages_are_each_answered_on_their_own(backend: Backend) ->
 @pytest.mark.proves("PRO-Q1", "MOD-L1")
 @on_loop
 async def test_a_lease_id_cannot_be_guessed(backend: Backend) -> None:
-    """Every lease has 128 random bits of its own, and nothing that is stored or told gives them away."""
+    """Every lease has 128 random bits, and no stored or sent value reveals them."""
     async with backend.queue() as queue:
         await queue.enqueue_all([NewJob(payload=n) for n in range(100)])
         jobs = await queue.claim_next("w1", limit=100)
@@ -486,9 +486,9 @@ async def test_a_lease_id_cannot_be_guessed(backend: Backend) -> None:
         assert all(re.fullmatch(r"[0-9a-f]{32}", secret) for secret in secrets)
         for position in range(32):  # Every character carries chance; a counter or a clock would not.
             assert len({secret[position] for secret in secrets}) > 10
-        told = msgspec.json.encode([await queue.log(), [(await queue.get(job.id)).to_dict() for job in jobs]])
+        document = msgspec.json.encode([await queue.log(), [(await queue.get(job.id)).to_dict() for job in jobs]])
         records = msgspec.json.encode([await queue._store.find(job.id) for job in jobs])
-        assert not [secret for secret in secrets if secret.encode() in told or secret.encode() in records]
+        assert not [secret for secret in secrets if secret.encode() in document or secret.encode() in records]
 
         swapped = f"{jobs[0].id}.1.{secrets[1]}"
         refusal = await refused(queue.start(swapped), "stale_lease")

@@ -1,4 +1,4 @@
-"""The queue for programs without asyncio, and the names under which programs import it."""
+"""The queue for programs without asyncio, and the public names of the package."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from deltaci.storage.migrate import Migration, SchemaError, migrations
 from tests.contract.backends import Backend, on_loop
 
 
-def test_every_method_does_what_its_async_twin_does(backend: Backend) -> None:
-    """One contract, two ways to wait."""
+def test_every_method_behaves_like_its_async_counterpart(backend: Backend) -> None:
+    """One contract, blocking and awaited."""
     with BlockingQueue(backend.queue()) as queue:
         assert [job.payload for job in queue.enqueue_all([NewJob(payload=1), NewJob(payload=2, priority=-1)])] == [1, 2]
         [first] = queue.claim_next("w1")
@@ -47,7 +47,7 @@ def test_every_method_does_what_its_async_twin_does(backend: Backend) -> None:
         assert verify([msgspec.json.encode(event) for event in events], "job-events").is_legal
 
 
-def test_refusals_come_through(backend: Backend) -> None:
+def test_refusals_are_raised_in_the_calling_thread(backend: Backend) -> None:
     """A refusal is an exception of the caller's own thread."""
     with BlockingQueue(backend.queue()) as queue:
         with pytest.raises(Refused, match="not_found"):
@@ -68,8 +68,8 @@ def test_many_threads_share_one_queue(backend: Backend) -> None:
         assert len({job.id for job in claims}) == len(claims) == 20
 
 
-def test_a_claim_that_waits_blocks_only_its_own_thread(backend: Backend) -> None:
-    """One thread waits for work, another brings it."""
+def test_a_waiting_claim_blocks_only_its_own_thread(backend: Backend) -> None:
+    """One thread waits for work, another one enqueues it."""
     with BlockingQueue(backend.queue()) as queue, ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(queue.claim_next, "w1", wait_seconds=60)
 
@@ -79,7 +79,7 @@ def test_a_claim_that_waits_blocks_only_its_own_thread(backend: Backend) -> None
 
 
 def test_the_thread_ends_with_the_queue(backend: Backend) -> None:
-    """Whoever leaves the block has nothing left behind."""
+    """Leaving the `with` block leaves no thread."""
     before = set(threading.enumerate())
 
     with BlockingQueue(backend.queue()) as queue:
@@ -151,15 +151,15 @@ async def test_the_async_queue_is_named_by_its_url() -> None:
         assert (await queue.get(job.id)).status == "queued"
 
 
-def test_every_public_name_is_there() -> None:
-    """What the package promises to export can be imported."""
+def test_every_public_name_can_be_imported() -> None:
+    """The package exports all names of `__all__`."""
     assert [name for name in deltaci.__all__ if getattr(deltaci, name, None) is None] == []
     with pytest.raises(AttributeError, match="nothing"):
         _ = deltaci.nothing
 
 
-def test_a_queue_that_cannot_be_opened_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A database of another program is refused in the caller's thread."""
+def test_an_error_while_opening_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database of another program is refused in the caller's thread."""
     url = f"sqlite:{tmp_path / 'jobs.db'}"
     with Queue(url) as queue:
         queue.enqueue(1)

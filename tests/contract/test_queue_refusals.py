@@ -1,4 +1,4 @@
-"""What the queue library refuses, and what it takes for a repeat: nothing changes, and the code says why."""
+"""What the queue library refuses, and with which code: a refusal changes nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deltaci.engine.queue import AsyncQueue, JobOutcome, NewJob, QueueJob
 from deltaci.engine.validation import MAX_CLAIM, MAX_LABELS, MAX_SECONDS, MAX_TEXT
 from deltaci.storage.memory import MemoryStore
 from tests.contract.backends import EVERYTHING, Backend, in_memory, on_loop, refused
-from tests.contract.test_queue import claimed, started
+from tests.contract.test_queue import claim_one, started
 
 Ask = Callable[[AsyncQueue], Awaitable[Any]]
 
@@ -106,8 +106,8 @@ JOBS: list[dict[str, Any]] = [
 
 @in_memory
 @on_loop
-async def test_a_job_that_makes_no_sense_is_not_enqueued(backend: Backend) -> None:
-    """What is wrong is said before anything is written, while its author is still there."""
+async def test_an_invalid_job_is_not_enqueued(backend: Backend) -> None:
+    """The error is raised before anything is written, in the caller."""
     async with backend.queue() as queue:
         for fields in JOBS:
             message = await unchanged(queue, queue.enqueue(**fields), "bad_request")
@@ -119,8 +119,8 @@ async def test_a_job_that_makes_no_sense_is_not_enqueued(backend: Backend) -> No
 
 @in_memory
 @on_loop
-async def test_one_job_that_makes_no_sense_keeps_out_its_whole_batch(backend: Backend) -> None:
-    """Whoever gets an error must not wonder which half of the work was taken."""
+async def test_one_invalid_job_refuses_its_whole_batch(backend: Backend) -> None:
+    """After an error, the caller must not wonder which jobs were enqueued."""
     async with backend.queue() as queue:
         await unchanged(queue, queue.enqueue_all([NewJob(payload=1), NewJob(labels=["a,b"])]), "bad_request")
 
@@ -198,8 +198,8 @@ OPTIONS: list[dict[str, Any]] = [
 
 @in_memory
 @on_loop
-async def test_a_result_that_makes_no_sense_leaves_the_job_running(backend: Backend) -> None:
-    """Its worker can still say something better."""
+async def test_an_invalid_result_leaves_the_job_running(backend: Backend) -> None:
+    """Its worker can still send a valid one."""
     async with backend.queue() as queue:
         job = await started(queue)
 
@@ -218,7 +218,7 @@ async def test_a_result_that_makes_no_sense_leaves_the_job_running(backend: Back
 
 @pytest.mark.parametrize("tenant", ["", "a\0b", "\ud800", "x" * (MAX_TEXT + 1), None])
 def test_a_tenant_without_a_name_is_refused(tenant: Any) -> None:
-    """Its name is part of what keeps it apart from others."""
+    """The name separates tenants."""
     with pytest.raises(Refused, match=r"tenant is .*; give"):
         AsyncQueue(MemoryStore(), tenant=tenant)
 
@@ -240,7 +240,7 @@ UNKNOWN: list[Any] = ["", "nobody", "q-" + "0" * 32, "x" * 1000, "a/b.1", None, 
 )
 @on_loop
 async def test_an_unknown_job_is_not_found(backend: Backend, ask: Callable[[AsyncQueue, Any], Awaitable[Any]]) -> None:
-    """An id of nobody is the caller's mistake, and nothing comes into being because of it."""
+    """An unknown id is the caller's mistake, and creates nothing."""
     async with backend.queue() as queue:
         for id in UNKNOWN:
             await unchanged(queue, ask(queue, id), "not_found")
@@ -267,8 +267,8 @@ GARBAGE: list[Any] = [
 
 @pytest.mark.parametrize("name", ["start", "heartbeat", "complete", "fail"])
 @on_loop
-async def test_a_lease_id_that_is_garbage_is_stale(backend: Backend, name: str) -> None:
-    """Whoever cannot prove a lease must stop, whatever the text was."""
+async def test_an_invalid_lease_id_is_stale(backend: Backend, name: str) -> None:
+    """A worker that cannot prove its lease must stop, whatever the text was."""
     async with backend.queue() as queue:
         for lease_id in GARBAGE:
             await unchanged(queue, getattr(queue, name)(lease_id), "stale_lease")
@@ -276,8 +276,8 @@ async def test_a_lease_id_that_is_garbage_is_stale(backend: Backend, name: str) 
 
 
 @on_loop
-async def test_garbage_among_many_is_refused_in_its_place(backend: Backend) -> None:
-    """One message that makes no sense must not cost the others their leases."""
+async def test_an_invalid_message_among_many_is_refused_alone(backend: Backend) -> None:
+    """An invalid message must not cost the others their leases."""
     async with backend.queue() as queue:
         job = await claimed_one(queue)
         no_end: Any = "no end"
@@ -300,8 +300,8 @@ async def test_garbage_among_many_is_refused_in_its_place(backend: Backend) -> N
 @pytest.mark.parametrize("name", ["start", "heartbeat", "complete", "fail"])
 @in_memory
 @on_loop
-async def test_only_the_owner_may_speak(backend: Backend, name: str) -> None:
-    """The token alone is not enough when it is known who holds it."""
+async def test_only_the_owner_of_a_lease_may_use_it(backend: Backend, name: str) -> None:
+    """The token alone is not enough if its owner is known."""
     async with backend.queue() as queue:
         job = await started(queue) if name != "start" else await claimed_one(queue)
         forged = job.lease_id[:-1] + ("A" if job.lease_id[-1] != "A" else "B")
@@ -318,7 +318,7 @@ async def test_only_the_owner_may_speak(backend: Backend, name: str) -> None:
 async def claimed_one(queue: AsyncQueue) -> Any:
     """A job that was claimed and nothing else."""
     await queue.enqueue(1)
-    return await claimed(queue)
+    return await claim_one(queue)
 
 
 @pytest.mark.parametrize(
@@ -331,10 +331,10 @@ async def claimed_one(queue: AsyncQueue) -> Any:
     ids=["completed", "stalled", "handed back"],
 )
 @on_loop
-async def test_a_lease_that_has_ended_is_stale_and_says_why(
+async def test_an_ended_lease_is_stale_with_the_reason(
     backend: Backend, end: Callable[[AsyncQueue, Any], Awaitable[Any]], reason: str
 ) -> None:
-    """A worker that hears this knows that it must stop, and its people know why."""
+    """The worker learns that it must stop, and its people learn why."""
     async with backend.queue() as queue:
         job = await started(queue)
         await end(queue, job)
@@ -365,7 +365,7 @@ async def test_an_order_that_does_not_apply_is_refused(backend: Backend, name: s
 @in_memory
 @on_loop
 async def test_only_a_running_job_can_be_finished(backend: Backend) -> None:
-    """No status is skipped: who never started cannot have succeeded."""
+    """No status is skipped: a job that never started cannot have succeeded."""
     async with backend.queue() as queue:
         job = await claimed_one(queue)
 
@@ -394,8 +394,8 @@ async def test_a_job_that_is_over_never_changes_again(backend: Backend) -> None:
 
 @pytest.mark.proves("QUE-C1")
 @on_loop
-async def test_a_revision_that_is_not_the_current_one_is_refused(backend: Backend) -> None:
-    """Whoever decided by an older record must look again."""
+async def test_an_outdated_revision_is_refused(backend: Backend) -> None:
+    """A caller that decided by an older record must read it again."""
     async with backend.queue() as queue:
         job = await started(queue)
         rev = (await queue.get(job.id)).rev

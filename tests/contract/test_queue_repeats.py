@@ -1,4 +1,4 @@
-"""What the queue takes for a repeat, and what for a request id that was used twice: neither changes anything."""
+"""Repeated requests and reused request ids: neither changes anything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from deltaci.engine.queue import NewJob, QueueJob
 from tests.contract.backends import EVERYTHING, Backend, legal, on_loop
-from tests.contract.test_queue import claimed, started
+from tests.contract.test_queue import claim_one, started
 from tests.contract.test_queue_refusals import unchanged
 
 # -- one at a time
@@ -17,8 +17,8 @@ from tests.contract.test_queue_refusals import unchanged
 
 @pytest.mark.proves("QUE-C5", "QUE-R2")
 @on_loop
-async def test_a_repeat_with_the_same_request_id_changes_nothing_and_gets_the_same_answer(backend: Backend) -> None:
-    """An answer that was lost is asked for again: that must be safe for every order."""
+async def test_a_repeat_with_the_same_request_id_changes_nothing_and_gets_the_same_response(backend: Backend) -> None:
+    """A request whose response was lost must be safe to repeat, in any order."""
     async with backend.queue() as queue:
 
         async def twice(ask: Callable[[], Awaitable[QueueJob]]) -> QueueJob:
@@ -29,13 +29,13 @@ async def test_a_repeat_with_the_same_request_id_changes_nothing_and_gets_the_sa
             return first
 
         new = await twice(lambda: queue.enqueue({"n": 1}, request_id="enqueue"))
-        job = await claimed(queue)
+        job = await claim_one(queue)
         await twice(lambda: queue.heartbeat(job.lease_id, request_id="beat"))
         await twice(lambda: queue.start(job.lease_id, request_id="start"))
         await twice(lambda: queue.stall(new.id, request_id="stall"))
         await twice(lambda: queue.requeue_stalled(new.id, request_id="requeue"))
         backend.after(121)
-        job = await claimed(queue, "w2")
+        job = await claim_one(queue, "w2")
         await queue.start(job.lease_id)
         done = await twice(lambda: queue.complete(job.lease_id, {"n": 2}, request_id="complete"))
 
@@ -87,18 +87,18 @@ async def test_a_request_id_with_another_order_is_refused(backend: Backend) -> N
 
 @pytest.mark.proves("QUE-C5")
 @on_loop
-async def test_an_enqueue_may_be_repeated_whatever_became_of_its_job(backend: Backend) -> None:
-    """The job's id follows from the request: however much was asked of it since, the repeat is known."""
+async def test_an_enqueue_may_be_repeated_in_any_state_of_its_job(backend: Backend) -> None:
+    """The job's id follows from the request: a repeat is recognised in any state."""
     new: dict[str, Any] = {"payload": {"n": 1}, "request_id": "first", "run_at": backend.moment(-5)}
     async with backend.queue() as queue:
         job = await queue.enqueue(**new)
-        running = await claimed(queue)
+        running = await claim_one(queue)
         for n in range(20):
             await queue.heartbeat(running.lease_id, request_id=f"h{n}")
         assert (await queue.enqueue(**new)).owner == "w1"
         await queue.hand_back(job.id)  # This moves the time from which on it may be claimed.
         assert (await queue.enqueue(**new)).status == "queued"
-        running = await claimed(queue)
+        running = await claim_one(queue)
         await queue.start(running.lease_id)
         done = await queue.complete(running.lease_id, "done")
 
@@ -111,8 +111,8 @@ async def test_an_enqueue_may_be_repeated_whatever_became_of_its_job(backend: Ba
 
 
 @on_loop
-async def test_one_reused_request_id_keeps_out_its_whole_batch(backend: Backend) -> None:
-    """Whoever is refused must not wonder which half of the work was taken."""
+async def test_one_reused_request_id_refuses_its_whole_batch(backend: Backend) -> None:
+    """After a refusal, the caller must not wonder which jobs were enqueued."""
     async with backend.queue() as queue:
         await queue.enqueue(1, request_id="x")
 
@@ -130,12 +130,12 @@ async def test_one_reused_request_id_keeps_out_its_whole_batch(backend: Backend)
 @pytest.mark.proves("QUE-C5")
 @on_loop
 async def test_a_batch_may_be_repeated_in_whole_and_in_part(backend: Backend) -> None:
-    """Each job has a request of its own; what is there is answered as it is, what is not is added."""
+    """Each job has its own request: existing ones are returned unchanged, missing ones are added."""
     async with backend.queue() as queue, backend.queue() as other:
         jobs = [NewJob(payload=n, request_id=f"r{n}") for n in range(3)]
         first = await queue.enqueue_all([*jobs[:2], jobs[0], NewJob(dedupe_key="k"), NewJob(dedupe_key="k")])
         assert [job.id for job in first] == [first[n].id for n in (0, 1, 0, 3, 3)]
-        running = await claimed(queue)
+        running = await claim_one(queue)
 
         again = await other.enqueue_all([*jobs, NewJob(payload="other", dedupe_key="k")])
 

@@ -1,4 +1,4 @@
-"""A tenant's limit of live leases: strict, whoever claims wherever, and nobody waits for long once there is room."""
+"""A tenant's limit of live leases: it holds on all servers, and a waiting claim is woken when a lease ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deltaci.storage.port import CountLiveLeases, Request, Store, Transaction
 from tests.contract.backends import Backend, Server, T, Wrapped, ask, new_attempt, on_loop, put, write
 from tests.contract.conftest import make_backend
 from tests.contract.test_postgres_notify import LISTENERS, until
-from tests.contract.test_waiters import Hall, all_ids, ids
+from tests.contract.test_waiters import WaitingRoom, all_ids, ids
 from tests.support.lab import START, TENANT, Lease
 
 JOBS: Final = 60
@@ -35,8 +35,8 @@ async def end(server: Server, claimed: ClaimedAttempt, by: str = "w1") -> None:
     await server.send(attempt.Complete, Lease(by, claimed.lease_id), is_success=True, exit_code=0)
 
 
-def most_at_once(events: Iterable[Event]) -> int:
-    """How many attempts had a live lease at the same time, by the log: it is in the order of commits."""
+def max_live_leases(events: Iterable[Event]) -> int:
+    """Return how many attempts had a live lease at the same time, by the log, which has the order of commits."""
     held: set[str] = set()
     most = 0
     for event in events:
@@ -49,8 +49,8 @@ def most_at_once(events: Iterable[Event]) -> int:
 
 
 @on_loop
-async def test_nothing_is_handed_out_beyond_the_limit(backend: Backend) -> None:
-    """Whoever holds them, and however much is asked for at once."""
+async def test_no_attempt_is_granted_beyond_the_limit(backend: Backend) -> None:
+    """For any worker, and any number of claims at once."""
     async with backend.server() as server:
         await enqueue(server, 10)
 
@@ -68,39 +68,39 @@ async def test_nothing_is_handed_out_beyond_the_limit(backend: Backend) -> None:
 
 
 @on_loop
-async def test_claims_of_one_batch_share_the_room(backend: Backend) -> None:
-    """What the batch gave already counts, though it is not written yet."""
+async def test_claims_of_one_batch_share_the_limit(backend: Backend) -> None:
+    """A grant of the batch counts although it is not written yet."""
     async with backend.server() as server:
         await enqueue(server, 20)
 
-        found = await asyncio.gather(*(server.claim(f"w{n}", 2, tenant_limit=5) for n in range(8)))
+        claimed = await asyncio.gather(*(server.claim(f"w{n}", 2, tenant_limit=5) for n in range(8)))
 
-        assert sum(map(len, found)) == 5
-        assert most_at_once(await server.verified()) == 5
+        assert sum(map(len, claimed)) == 5
+        assert max_live_leases(await server.verified()) == 5
 
 
 @on_loop
-async def test_another_tenant_has_its_own_room(backend: Backend) -> None:
-    """One that is full keeps nobody else from working."""
+async def test_another_tenant_has_its_own_limit(backend: Backend) -> None:
+    """A tenant at its limit does not keep others from working."""
     async with backend.server() as server:
         await enqueue(server, 3)
         for n in range(3):
             await server.do(NewRecord(id=f"b{n}", record=Attempt(id=f"b{n}", tenant="other")))
 
-        found = await asyncio.gather(
+        claimed = await asyncio.gather(
             server.claim("w1", 3, tenant_limit=1),
             server.claim("w2", 3, tenant_limit=2, tenant="other"),
             server.claim("w3", 3, tenant_limit=1),
             server.claim("w4", 3, tenant="third"),
         )
 
-        w1, w2, w3, w4 = map(len, found)
+        w1, w2, w3, w4 = map(len, claimed)
         assert (w1 + w3, w2, w4) == (1, 2, 0)  # Which of the first tenant's two was counted first, nobody can say.
 
 
 @on_loop
-async def test_a_lost_lease_makes_room(backend: Backend) -> None:
-    """Room follows from live leases: a runner that died holds nothing for ever."""
+async def test_a_lost_lease_no_longer_counts(backend: Backend) -> None:
+    """Only live leases count: a dead runner uses no quota for ever."""
     async with backend.server() as server:
         await enqueue(server, 3)
         await server.take("w1", tenant_limit=1)
@@ -114,8 +114,8 @@ async def test_a_lost_lease_makes_room(backend: Backend) -> None:
 
 
 @on_loop
-async def test_live_leases_are_counted_and_nothing_else(backend: Backend) -> None:
-    """Runs and jobs have deadlines too; what waits or is over has no lease; one that cannot be read may have one."""
+async def test_only_live_leases_are_counted(backend: Backend) -> None:
+    """Deadlines of runs and jobs and waiting or finished attempts do not count; an unreadable record may."""
     nonsense: Any = {"claims": "nonsense"}
     async with backend.opened() as store:
         await write(
@@ -134,7 +134,7 @@ async def test_live_leases_are_counted_and_nothing_else(backend: Backend) -> Non
 
 
 class Recorded(Wrapped):
-    """A store that remembers what it was asked."""
+    """A store that records its requests."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -156,8 +156,8 @@ class Recorded(Wrapped):
 
 
 @on_loop
-async def test_who_has_no_limit_pays_for_none(backend: Backend) -> None:
-    """One question and one write, as ever; and an end of a lease wakes nobody."""
+async def test_without_a_limit_a_claim_costs_no_more(backend: Backend) -> None:
+    """One request and one write as before; the end of a lease wakes no waiter."""
     recorded: list[Recorded] = []
 
     def wrap(store: Store) -> Store:
@@ -186,8 +186,8 @@ async def test_who_has_no_limit_pays_for_none(backend: Backend) -> None:
 # -- many at once
 
 
-async def work_off(server: Server, by: str, done: set[str], enough: asyncio.Event) -> None:
-    """Claim, finish, and again, until everybody together has done all of it."""
+async def claim_and_finish_all(server: Server, by: str, done: set[str], enough: asyncio.Event) -> None:
+    """Claim and finish attempts, with all workers together, until all are finished."""
     while not enough.is_set():
         for claimed in await server.claim(by, 3, tenant_limit=LIMIT):
             await end(server, claimed, by)
@@ -203,11 +203,11 @@ async def test_two_servers_never_exceed_the_limit_together(backend: Backend) -> 
         await enqueue(one, JOBS)
         done, enough = set[str](), asyncio.Event()
 
-        await asyncio.gather(*(work_off((one, two)[n % 2], f"w{n}", done, enough) for n in range(8)))
+        await asyncio.gather(*(claim_and_finish_all((one, two)[n % 2], f"w{n}", done, enough) for n in range(8)))
 
         events = await two.verified()
         assert len(done) == JOBS
-        assert 1 < most_at_once(events) <= LIMIT
+        assert 1 < max_live_leases(events) <= LIMIT
         assert await ask(one.store, CountLiveLeases(TENANT, 9)) == [0]
 
 
@@ -215,14 +215,16 @@ async def test_two_servers_never_exceed_the_limit_together(backend: Backend) -> 
 
 
 @on_loop
-async def test_who_waits_for_room_gets_it_when_a_lease_ends(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a poll: the commit that ends the lease says so, to each kind of worker."""
+async def test_a_claim_that_waits_at_the_limit_is_woken_when_a_lease_ends(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a poll: the commit that ends the lease sends a hint to each kind of worker."""
     async with backend.server() as server:
         for n in range(4):
             await server.enqueue(f"a{n}", queue_key="gpu" if n == 1 else "")
         held = await server.claim("w0", 1, tenant_limit=1)
-        hall = Hall(server, monkeypatch)
-        tasks = {name: await hall.joined(name, *labels, tenant_limit=1) for name, labels in WAITING}
+        room = WaitingRoom(server, monkeypatch)
+        tasks = {name: await room.add_waiter(name, *labels, tenant_limit=1) for name, labels in WAITING}
 
         await end(server, held[0], "w0")
         done, _ = await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
@@ -234,25 +236,25 @@ async def test_who_waits_for_room_gets_it_when_a_lease_ends(backend: Backend, mo
             if tasks:
                 done, _ = await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
 
-        assert most_at_once(await server.verified()) == 1
+        assert max_live_leases(await server.verified()) == 1
 
 
 WAITING: Final = (("plain", ()), ("gpu", ("gpu",)), ("late", ()))
 
 
 @on_loop
-async def test_room_for_many_is_taken_by_many(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One batch may end many leases: whoever finds something lets others look."""
+async def test_many_ended_leases_wake_many_claims(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One batch may end many leases: a waiter that finds work wakes others."""
     async with backend.server() as server:
         await enqueue(server, 8)
-        held = await server.claim("w0", 4, tenant_limit=4)
-        hall = Hall(server, monkeypatch)
-        tasks = [await hall.joined(f"w{n}", tenant_limit=4) for n in range(4)]
+        claimed = await server.claim("w0", 4, tenant_limit=4)
+        room = WaitingRoom(server, monkeypatch)
+        tasks = [await room.add_waiter(f"w{n}", tenant_limit=4) for n in range(4)]
 
-        await asyncio.gather(*(end(server, each, "w0") for each in held))
+        await asyncio.gather(*(end(server, each, "w0") for each in claimed))
 
-        found = all_ids(await asyncio.gather(*tasks))
-        assert sorted([*found, *ids(held)]) == [f"a{n:02}" for n in range(8)]
+        results = all_ids(await asyncio.gather(*tasks))
+        assert sorted([*results, *ids(claimed)]) == [f"a{n:02}" for n in range(8)]
 
 
 @pytest.fixture
@@ -262,10 +264,10 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
 
 
 @on_loop
-async def test_another_server_hears_of_room(
+async def test_another_server_is_woken_when_a_lease_ends(
     shared: Backend, contract_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those who share a database share the room, and the word of it."""
+    """Servers on one database share the quota and its hints."""
     import asyncpg
 
     async with shared.server() as one, shared.server() as two:
@@ -273,10 +275,10 @@ async def test_another_server_hears_of_room(
         await until(asking, LISTENERS, 2)
         await asking.close()
         await enqueue(one, 2)
-        [held] = await one.claim("w1", tenant_limit=1)
-        hall = Hall(two, monkeypatch)
-        waiting = await hall.joined("w2", tenant_limit=1)
+        [claimed] = await one.claim("w1", tenant_limit=1)
+        room = WaitingRoom(two, monkeypatch)
+        waiting = await room.add_waiter("w2", tenant_limit=1)
 
-        await end(one, held)
+        await end(one, claimed)
 
-        assert all_ids([[held], await waiting]) == ["a00", "a01"]
+        assert all_ids([[claimed], await waiting]) == ["a00", "a01"]

@@ -1,4 +1,4 @@
-"""Whole runs through the engine: from the first wish to the published outcome, on every store."""
+"""Whole runs through the engine, from the request to the published outcome, on every store."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def _line(told: Any) -> bytes:
 
 
 @on_loop
-async def test_what_is_over_can_be_read_in_full(backend: Backend) -> None:
-    """History is what people ask for most: the outcome, the result, who did it and when."""
+async def test_a_finished_run_can_be_read_in_full(backend: Backend) -> None:
+    """History is what people need most: the outcome, the result, the person and the time."""
     async with backend.server() as server:
         await planned(server, task("a", work={"image": "x"}))
         await finish(server, await server.take(), result={"n": [1, 2]}, report={"files": ["a"]})
@@ -180,8 +180,8 @@ async def test_a_canceled_run_waits_for_its_runners_and_then_is_over(backend: Ba
 
 
 @on_loop
-async def test_one_job_is_canceled_and_the_run_goes_on(backend: Backend) -> None:
-    """A person who cancels one job means that job and what depends on it."""
+async def test_one_job_is_canceled_and_the_run_continues(backend: Backend) -> None:
+    """Cancelling one job concerns that job and its dependents."""
     async with backend.server() as server:
         await planned(server, task("a", is_required=False), task("b"))
 
@@ -215,8 +215,8 @@ async def test_a_failure_worth_a_retry_is_retried_under_a_new_attempt(backend: B
 
 
 @on_loop
-async def test_a_worker_gets_no_more_than_it_has_places_for(backend: Backend) -> None:
-    """What the fleet knows of a worker counts more than what its claim asks for."""
+async def test_a_worker_gets_no_more_jobs_than_it_has_slots(backend: Backend) -> None:
+    """The registered number of slots counts more than the one in a claim."""
     async with backend.server() as server:
         await server.register("w1", slots=2)
         await planned(server, *(task(f"n{n}") for n in range(5)))
@@ -232,8 +232,8 @@ async def test_a_worker_gets_no_more_than_it_has_places_for(backend: Backend) ->
 
 
 @on_loop
-async def test_a_lost_worker_loses_its_leases_and_nobody_starts_before_they_end(backend: Backend) -> None:
-    """The silent worker may still be at work: its successor waits until it surely has stopped."""
+async def test_jobs_of_a_lost_worker_restart_only_after_its_leases_end(backend: Backend) -> None:
+    """The silent worker may still run the job: its successor waits until it has certainly stopped."""
     async with backend.server() as server:
         for name in ("w1", "w2"):
             await server.register(name)

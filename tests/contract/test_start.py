@@ -1,4 +1,4 @@
-"""A run started in one command, on every store: one commit, one look, one run for one request."""
+"""A run started in one command, on every store: one commit, one load, one run for one request."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def start(*jobs: Any, request_id: str = "key") -> StartRun:
 
 
 class Watched(Wrapped):
-    """A store that remembers what it was asked for."""
+    """A store that records its requests."""
 
     asked: list[Request]
 
     async def transact(self, work: Callable[[], Transaction[T]]) -> T:
-        """Carry it out, and look over its shoulder."""
+        """Execute the transaction and record its requests."""
         self.asked = []
 
         def watched() -> Transaction[T]:
@@ -53,8 +53,8 @@ class Watched(Wrapped):
 
 @pytest.mark.proves("MOD-S1")
 @on_loop
-async def test_a_large_run_is_started_in_one_commit_and_with_one_look(backend: Backend) -> None:
-    """Whoever asks is waiting."""
+async def test_a_large_run_is_started_with_one_commit_and_one_load(backend: Backend) -> None:
+    """The caller waits for it."""
     jobs = tuple(task(f"j{n}", *([f"j{n - 1}"] if n % 5 else [])) for n in range(JOBS))
     async with backend.server(Watched) as server:
         await server.do(start(*jobs))
@@ -71,8 +71,8 @@ async def test_a_large_run_is_started_in_one_commit_and_with_one_look(backend: B
 
 
 @on_loop
-async def test_a_run_whose_id_was_drawn_is_not_looked_for(backend: Backend) -> None:
-    """There can be none; should there be one all the same, it is left as it is."""
+async def test_a_run_with_a_random_id_is_not_loaded(backend: Backend) -> None:
+    """It cannot exist; if it does nevertheless, it stays unchanged."""
     drawn = msgspec.structs.replace(start(task("a"), request_id=""), has_random_id=True)
     async with backend.server(Watched) as server:
         await server.do(drawn)
@@ -104,15 +104,15 @@ async def test_a_refused_start_leaves_nothing_behind(backend: Backend) -> None:
 
 @pytest.mark.proves("MOD-S2")
 @on_loop
-async def test_one_request_is_one_run_on_whatever_server_and_however_late(backend: Backend) -> None:
-    """A client whose answer was lost asks anybody, perhaps when the run is long over."""
+async def test_one_request_is_one_run_on_any_server_at_any_time(backend: Backend) -> None:
+    """A client whose response was lost repeats at any server, perhaps after the end of the run."""
     async with backend.server() as one, backend.server() as two:
         answers = await asyncio.gather(*(server.do(start(task("a"))) for server in (one, two, one, two)))
 
         assert {answer.record.id for answer in answers} == {"r1"}
         assert sum(bool(answer.changed) for answer in answers) == 1
-        held = await two.take()
-        await two.send(attempt.Complete, held, is_success=True, exit_code=0)
+        lease = await two.take()
+        await two.send(attempt.Complete, lease, is_success=True, exit_code=0)
         await one.do(run.Report(id="r1", actor="reporter"))
         backend.after(30 * 86400)
 

@@ -18,42 +18,44 @@ async def append(store: Store, *events: Event) -> None:
     await write(store, put(Attempt(id=f"holder-{events[0].entity_id}-{events[0].rev}")), events=events)
 
 
-async def told(store: Store, after: int = 0, limit: int = EVERYTHING, **chosen: str) -> list[tuple[str, int]]:
-    """Entity and rev of the events that a reader gets."""
+async def entities_and_revs(
+    store: Store, after: int = 0, limit: int = EVERYTHING, **chosen: str
+) -> list[tuple[str, int]]:
+    """Return entity and rev of the events that a reader gets."""
     return [(event.entity_id, event.rev) for event in await store.events(after, limit, **chosen)]
 
 
 @on_loop
 async def test_a_log_without_events_ends_at_zero(backend: Backend) -> None:
-    """Whoever follows a new deployment begins before its first event."""
+    """A reader of a new deployment starts before its first event."""
     async with backend.opened() as store:
         assert await store.last_seq() == 0
         assert await store.events(0, EVERYTHING) == []
 
 
 @on_loop
-async def test_events_come_back_as_written_in_the_order_of_their_commits(backend: Backend) -> None:
-    """The log is the truth about the past: nothing in it may be lost, changed or moved."""
+async def test_events_are_returned_as_written_in_commit_order(backend: Backend) -> None:
+    """No event may be lost, changed or moved."""
     async with backend.opened() as store:
         await append(store, new_event("a", 1), new_event("b", 1))
         await append(store, new_event("a", 2, at=START - SECOND))
-        found = await store.events(0, EVERYTHING)
+        events = await store.events(0, EVERYTHING)
 
-        assert [(event.entity_id, event.rev) for event in found] == [("a", 1), ("b", 1), ("a", 2)]
-        assert [event.seq for event in found] == sorted({event.seq for event in found})
-        assert found[0].seq > 0
-        assert found[2] == Event(
-            found[2].seq, *(getattr(new_event("a", 2, at=START - SECOND), name) for name in FIELDS)
+        assert [(event.entity_id, event.rev) for event in events] == [("a", 1), ("b", 1), ("a", 2)]
+        assert [event.seq for event in events] == sorted({event.seq for event in events})
+        assert events[0].seq > 0
+        assert events[2] == Event(
+            events[2].seq, *(getattr(new_event("a", 2, at=START - SECOND), name) for name in FIELDS)
         )
-        assert await store.last_seq() == found[-1].seq
+        assert await store.last_seq() == events[-1].seq
 
 
 FIELDS = [name for name in Event.__struct_fields__ if name != "seq"]
 
 
 @on_loop
-async def test_a_reader_goes_on_after_what_it_has_seen(backend: Backend) -> None:
-    """Pages must neither overlap nor leave anything out."""
+async def test_a_reader_continues_after_its_last_event(backend: Backend) -> None:
+    """Pages neither overlap nor leave out events."""
     async with backend.opened() as store:
         await append(store, *(new_event("a", rev) for rev in range(1, 11)))
         seqs = [event.seq for event in await store.events(0, EVERYTHING)]
@@ -64,12 +66,12 @@ async def test_a_reader_goes_on_after_what_it_has_seen(backend: Backend) -> None
 
         assert [event.seq for event in (*first, *second, *third)] == seqs
         assert await store.events(seqs[-1], 4) == []
-        assert await told(store, seqs[4], 2) == [("a", 6), ("a", 7)]
+        assert await entities_and_revs(store, seqs[4], 2) == [("a", 6), ("a", 7)]
 
 
 @on_loop
 async def test_the_events_of_one_entity_or_run_are_read_alone(backend: Backend) -> None:
-    """A page about one run must cost what that run is worth, and show nothing else."""
+    """The page of a run must cost what the run is worth."""
     async with backend.opened() as store:
         await write(
             store,
@@ -87,23 +89,23 @@ async def test_the_events_of_one_entity_or_run_are_read_alone(backend: Backend) 
         await append(store, new_event("r1/a", 2, run_id="r1"), new_event("q", 2))
         middle = (await store.events(0, EVERYTHING))[3].seq
 
-        assert await told(store, run_id="r1") == [("r1", 1), ("r1/a", 1), ("r1/a", 2)]
-        assert await told(store, entity_id="r1/a") == [("r1/a", 1), ("r1/a", 2)]
-        assert await told(store, middle, run_id="r1") == [("r1/a", 2)]
-        assert await told(store, middle, entity_id="q") == [("q", 2)]
-        assert await told(store, 0, 2, run_id="r1") == [("r1", 1), ("r1/a", 1)]
-        assert await told(store, entity_id="nobody") == []
+        assert await entities_and_revs(store, run_id="r1") == [("r1", 1), ("r1/a", 1), ("r1/a", 2)]
+        assert await entities_and_revs(store, entity_id="r1/a") == [("r1/a", 1), ("r1/a", 2)]
+        assert await entities_and_revs(store, middle, run_id="r1") == [("r1/a", 2)]
+        assert await entities_and_revs(store, middle, entity_id="q") == [("q", 2)]
+        assert await entities_and_revs(store, 0, 2, run_id="r1") == [("r1", 1), ("r1/a", 1)]
+        assert await entities_and_revs(store, entity_id="nobody") == []
 
 
 @on_loop
 async def test_another_store_over_the_same_data_reads_the_same_log(backend: Backend) -> None:
-    """There is one log, however many servers write it."""
+    """All servers write one log."""
     async with backend.opened() as one, backend.opened() as two:
         await write(one, put(Attempt(id="a")), events=[new_event("a")])
         await write(two, put(Attempt(id="b")), events=[new_event("b")])
 
         assert await one.events(0, EVERYTHING) == await two.events(0, EVERYTHING)
-        assert await told(one) == [("a", 1), ("b", 1)]
+        assert await entities_and_revs(one) == [("a", 1), ("b", 1)]
         assert await one.last_seq() == await two.last_seq()
 
 
@@ -116,8 +118,8 @@ async def finished(store: Store, id: str, ended_at: int) -> None:
 
 
 @on_loop
-async def test_prune_drops_only_what_is_older(backend: Backend) -> None:
-    """Retention is a promise to keep, before it is a permission to drop."""
+async def test_prune_deletes_only_older_records(backend: Backend) -> None:
+    """Retention first promises to keep records, then permits to delete them."""
     async with backend.opened() as store:
         await write(store, put(Attempt(id="live", updated_at=START - 100)))
         for id, ended_at in (("old", START - 2), ("edge", START), ("new", START + 2)):
@@ -130,12 +132,12 @@ async def test_prune_drops_only_what_is_older(backend: Backend) -> None:
         assert dropped == 3
         assert await store.find("old") is None
         assert [id for id in ("live", "edge", "new") if await store.find(id)] == ["live", "edge", "new"]
-        assert await told(store) == [("x", 3), ("x", 4)]
+        assert await entities_and_revs(store) == [("x", 3), ("x", 4)]
 
 
 @on_loop
 async def test_the_log_of_a_record_outlives_the_record(backend: Backend) -> None:
-    """Records and events have retentions of their own: what happened can be read while it is kept."""
+    """Records and events have separate retention times."""
     events = [new_event("r1/a.1", run_id="r1"), new_event("r1/b.1", run_id="r1"), new_event("q"), new_event("host/1")]
     async with backend.opened() as store:
         for id, run_id in (("r1/a.1", "r1"), ("r1/b.1", "r1"), ("q", ""), ("host/1", "")):
@@ -146,14 +148,14 @@ async def test_the_log_of_a_record_outlives_the_record(backend: Backend) -> None
 
         for event in events:
             assert await store.find(event.entity_id) is None
-            assert await told(store, entity_id=event.entity_id) == [(event.entity_id, 1)]
-            assert await told(store, await store.last_seq(), entity_id=event.entity_id) == []
+            assert await entities_and_revs(store, entity_id=event.entity_id) == [(event.entity_id, 1)]
+            assert await entities_and_revs(store, await store.last_seq(), entity_id=event.entity_id) == []
 
 
 @pytest.mark.parametrize("limit", [1, 2])
 @on_loop
-async def test_prune_takes_no_more_than_its_limit(backend: Backend, limit: int) -> None:
-    """Cleaning up must never hold up the work."""
+async def test_prune_deletes_no_more_than_its_limit(backend: Backend, limit: int) -> None:
+    """Pruning must never delay other work."""
     async with backend.opened() as store:
         for n in range(3):
             await finished(store, f"a{n}", START + n)
@@ -164,19 +166,19 @@ async def test_prune_takes_no_more_than_its_limit(backend: Backend, limit: int) 
 
         assert dropped == 2 * limit
         assert sum([await store.find(f"a{n}") is not None for n in range(3)]) == 3 - limit
-        assert len(await told(store)) == 3 - limit
+        assert len(await entities_and_revs(store)) == 3 - limit
 
 
 @on_loop
-async def test_a_pruned_seq_is_never_given_again(backend: Backend) -> None:
-    """A reader that remembers where it was must not take a new event for an old one."""
+async def test_a_pruned_seq_is_never_reused(backend: Backend) -> None:
+    """A reader that remembers its position must not take a new event for an old one."""
     async with backend.opened() as store:
         await append(store, new_event("a", 1), new_event("a", 2))
         last = await store.last_seq()
         await store.prune(finished_before=0, events_before=START + 9, limit=100)
-        assert await told(store) == []
+        assert await entities_and_revs(store) == []
 
         await append(store, new_event("a", 3))
 
         assert await store.last_seq() > last
-        assert await told(store, last) == [("a", 3)]
+        assert await entities_and_revs(store, last) == [("a", 3)]

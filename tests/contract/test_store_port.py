@@ -1,4 +1,4 @@
-"""What every store promises about records: loaded as written, guarded by their version, found in order."""
+"""The contract of every store: records are loaded as written, guarded by their version, and found in order."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def waiting(id: str, ready_at: int = 0, *, priority: int = 0, labels: str = "", 
 
 async def ready(store: Store, *labels: str, now: int = START, limit: int = 100, tenant: str = TENANT) -> list[str]:
     """The ids that a worker with these labels finds, in order."""
-    [found] = await ask(store, FindReady(tenant, labels, now, limit))
-    return [held.record.id for held in found]
+    [stored] = await ask(store, FindReady(tenant, labels, now, limit))
+    return [stored_record.record.id for stored_record in stored]
 
 
-async def due(store: Store, now: int, limit: int = 100) -> list[str]:
-    """The ids whose time has come, in order."""
-    [found] = await ask(store, FindDue(now, limit))
-    return [held.record.id for held in found]
+async def due_ids(store: Store, now: int, limit: int = 100) -> list[str]:
+    """Return the ids that are due, in order."""
+    [stored] = await ask(store, FindDue(now, limit))
+    return [stored_record.record.id for stored_record in stored]
 
 
-async def held(store: Store, id: str) -> StoredRecord:
-    """The record as it is stored."""
-    [[found]] = await ask(store, Load((id,)))
-    assert isinstance(found, StoredRecord)
-    return found
+async def stored_record(store: Store, id: str) -> StoredRecord:
+    """Return the stored record with its version."""
+    [[stored]] = await ask(store, Load((id,)))
+    assert isinstance(stored, StoredRecord)
+    return stored
 
 
 # -- refusals
@@ -60,7 +60,7 @@ async def held(store: Store, id: str) -> StoredRecord:
 
 @on_loop
 async def test_a_store_that_is_not_open_is_unavailable(durable_backend: Backend) -> None:
-    """The world's turn, not a bug: whoever asks too early may ask again."""
+    """This is not a bug: the caller may repeat later."""
     store = durable_backend.store()
 
     with pytest.raises(Unavailable, match="open"):
@@ -88,15 +88,15 @@ async def test_a_write_with_another_version_changes_nothing_at_all(backend: Back
                 events=[new_event("a", 2), new_event("b")],
             )
 
-        assert (await held(store, "a")).record == Attempt(id="a", priority=1)
-        assert (await held(store, "b")).version == 1
+        assert (await stored_record(store, "a")).record == Attempt(id="a", priority=1)
+        assert (await stored_record(store, "b")).version == 1
         assert await store.find("new") is None
         assert [event.rev for event in await store.events(0, EVERYTHING)] == [1]
 
 
 @on_loop
-async def test_a_record_that_exists_is_not_new(backend: Backend) -> None:
-    """Two who create the same record at once must not both believe that it is theirs."""
+async def test_an_existing_record_cannot_be_created(backend: Backend) -> None:
+    """Of two concurrent creators, only one may succeed."""
     async with backend.opened() as one, backend.opened() as two:
         await write(one, put(Attempt(id="a", priority=1)))
 
@@ -124,8 +124,8 @@ async def test_a_record_that_is_over_cannot_be_written_again(backend: Backend) -
 
 
 @on_loop
-async def test_a_transaction_that_raises_before_its_write_leaves_nothing(backend: Backend) -> None:
-    """A bug in a decision must not leave half of it behind, and must not block whoever comes next."""
+async def test_a_transaction_that_raises_before_its_write_has_no_effect(backend: Backend) -> None:
+    """A bug in a decision must neither leave half of it nor block later transactions."""
     async with backend.opened() as store:
 
         def broken() -> Transaction[None]:
@@ -158,8 +158,8 @@ async def test_a_transaction_that_raises_after_its_write_leaves_nothing_either(b
 
         assert await store.find("new") is None
         assert await ready(store) == ["old"]
-        assert await due(store, START) == []
-        assert [held.record.id for held in (await ask(store, LoadJobs("r")))[0]] == ["r/a"]
+        assert await due_ids(store, START) == []
+        assert [stored_record.record.id for stored_record in (await ask(store, LoadJobs("r")))[0]] == ["r/a"]
         assert [event.entity_id for event in await store.events(0, EVERYTHING)] == ["a"]
         await write(store, put(Attempt(id="old", state="LEASED"), 1), events=[new_event("old", 2)])
         assert await store.last_seq() == 2
@@ -168,8 +168,8 @@ async def test_a_transaction_that_raises_after_its_write_leaves_nothing_either(b
 @pytest.mark.parametrize("is_over", [False, True], ids=["live", "over at once"])
 @pytest.mark.parametrize("was_over", [False, True], ids=["of a live one", "of one that is over"])
 @on_loop
-async def test_an_id_is_given_once(backend: Backend, was_over: bool, is_over: bool) -> None:
-    """Two records with one id would be two truths, whether or not the first is over."""
+async def test_an_id_is_used_once(backend: Backend, was_over: bool, is_over: bool) -> None:
+    """An id identifies one record, also after its end."""
     async with backend.opened() as store:
         first = Attempt(id="a", state=SUCCEEDED if was_over else QUEUED)
         await write(store, put(first, is_terminal=was_over), events=[new_event("a")])
@@ -197,24 +197,24 @@ async def test_an_id_is_given_once(backend: Backend, was_over: bool, is_over: bo
     ids=lambda record: type(record).__name__,
 )
 @on_loop
-async def test_a_record_comes_back_as_it_was_written(backend: Backend, record: Record) -> None:
-    """Whatever a store does to a record, nobody may notice."""
+async def test_a_record_is_returned_as_written(backend: Backend, record: Record) -> None:
+    """The encoding of a store must not be visible."""
     async with backend.opened() as store:
         await write(store, put(record, due_at=START))
 
-        assert await held(store, record.id) == StoredRecord(record, 1, START)
+        assert await stored_record(store, record.id) == StoredRecord(record, 1, START)
         assert await store.find(record.id) == record
 
 
 @on_loop
-async def test_a_record_is_kept_as_it_was_when_it_was_written(backend: Backend) -> None:
-    """What a caller does later with what it wrote or read changes nothing that is stored."""
+async def test_later_changes_of_an_object_do_not_change_the_stored_record(backend: Backend) -> None:
+    """The store copies the objects that it writes and returns."""
     async with backend.opened() as store:
         mine = {"n": [1]}
         await write(store, put(Attempt(id="a", spec=mine)))
 
         mine["n"].append(2)
-        for found in (await store.find("a"), (await held(store, "a")).record):
+        for found in (await store.find("a"), (await stored_record(store, "a")).record):
             assert isinstance(found, Attempt)
             found.spec["n"].append(3)
 
@@ -222,24 +222,24 @@ async def test_a_record_is_kept_as_it_was_when_it_was_written(backend: Backend) 
 
 
 @on_loop
-async def test_a_transaction_opens_with_the_time_and_its_records(backend: Backend) -> None:
-    """One round trip must be enough to begin: that is what makes a batch cheap."""
+async def test_a_transaction_begins_with_the_time_and_its_records(backend: Backend) -> None:
+    """One round trip is enough to begin, which makes a batch cheap."""
     async with backend.opened() as store:
         await write(store, put(Attempt(id="a")), put(Attempt(id="b")))
         backend.after(3600)
 
-        [(now, found)] = await ask(store, Begin(("a", "b", "nobody")))
+        [(now, stored)] = await ask(store, Begin(("a", "b", "nobody")))
         [(later, none)] = await ask(store, Begin(()))
 
         assert abs(now - backend.now()) < 10_000_000
         assert later >= now
-        assert {each.record.id for each in found} == {"a", "b"}
+        assert {each.record.id for each in stored} == {"a", "b"}
         assert none == []
 
 
 @on_loop
 async def test_a_transaction_sees_its_own_write(backend: Backend) -> None:
-    """What was written and what is then read must be one world."""
+    """Later reads of a transaction include its writes."""
     async with backend.opened() as store:
         answers = await ask(store, Write([put(Attempt(id="a"))], []), Load(("a",)))
 
@@ -248,30 +248,30 @@ async def test_a_transaction_sees_its_own_write(backend: Backend) -> None:
 
 @on_loop
 async def test_many_records_are_loaded_at_once(backend: Backend) -> None:
-    """A batch asks for more records than a statement may have variables."""
+    """A batch may need more records than a statement may have variables."""
     ids = tuple(f"a{n}" for n in range(1500))
     async with backend.opened() as store:
         await write(store, *(put(Attempt(id=id)) for id in ids))
 
-        [found] = await ask(store, Load((*ids, "nobody")))
+        [stored] = await ask(store, Load((*ids, "nobody")))
 
-        assert sorted(each.record.id for each in found) == sorted(ids)
+        assert sorted(each.record.id for each in stored) == sorted(ids)
 
 
 @on_loop
 async def test_versions_count_writes(backend: Backend) -> None:
-    """The version is the guard: it must never stand still."""
+    """The version is the guard: every write increases it."""
     async with backend.opened() as store:
         await write(store, put(Attempt(id="a")))
         for version in (1, 2, 3):
             await write(store, put(Attempt(id="a", priority=version), version))
 
-        assert await held(store, "a") == StoredRecord(Attempt(id="a", priority=3), 4, None)
+        assert await stored_record(store, "a") == StoredRecord(Attempt(id="a", priority=3), 4, None)
 
 
 @on_loop
-async def test_what_is_over_leaves_the_hot_records_and_is_still_found(backend: Backend) -> None:
-    """What is going on stays small; what is over stays readable."""
+async def test_a_finished_record_leaves_the_hot_table_and_is_still_found(backend: Backend) -> None:
+    """The hot table stays small; finished records stay readable."""
     done = Attempt(id="a", state=SUCCEEDED, updated_at=START)
     at_once = Attempt(id="b", state=SUCCEEDED, updated_at=START)
     async with backend.opened() as store:
@@ -279,11 +279,11 @@ async def test_what_is_over_leaves_the_hot_records_and_is_still_found(backend: B
         await write(store, put(done, 1, is_terminal=True), put(at_once, is_terminal=True))
 
         assert await ready(store) == []
-        assert await due(store, START) == []
+        assert await due_ids(store, START) == []
         assert await store.find("a") == done
-        [found] = await ask(store, Load(("a", "b")))
+        [stored] = await ask(store, Load(("a", "b")))
         [(_, opened)] = await ask(store, Begin(("a", "b")))
-        for answer in (found, opened):
+        for answer in (stored, opened):
             assert {each.record.id: each.record for each in answer} == {"a": done, "b": at_once}
 
 
@@ -311,7 +311,7 @@ async def test_the_jobs_of_a_run_are_loaded_whether_or_not_they_are_over(backend
 
 @on_loop
 async def test_the_most_urgent_is_found_first_then_the_longest_ready_then_by_id(backend: Backend) -> None:
-    """An order that depends on nothing but the records keeps every server fair in the same way."""
+    """The order depends only on the records, so that every server is fair in the same way."""
     async with backend.opened() as store:
         await write(
             store,
@@ -327,8 +327,8 @@ async def test_the_most_urgent_is_found_first_then_the_longest_ready_then_by_id(
 
 
 @on_loop
-async def test_the_order_goes_across_queues(backend: Backend) -> None:
-    """A worker with many labels takes the best of all its queues, not the best of the first."""
+async def test_the_order_spans_queues(backend: Backend) -> None:
+    """A worker with many labels takes the best attempt of all its queues, not the best of the first."""
     async with backend.opened() as store:
         await write(
             store,
@@ -344,7 +344,7 @@ async def test_the_order_goes_across_queues(backend: Backend) -> None:
 
 @on_loop
 async def test_a_tie_across_queues_is_decided_by_the_id(backend: Backend) -> None:
-    """The order is one order, however many queues it goes across."""
+    """There is one order across all queues."""
     async with backend.opened() as store:
         await write(store, waiting("b", 1), waiting("a", 1, labels="arm"), waiting("c", 1, labels="arm"))
 
@@ -353,8 +353,8 @@ async def test_a_tie_across_queues_is_decided_by_the_id(backend: Backend) -> Non
 
 
 @on_loop
-async def test_only_what_fits_the_labels_is_found(backend: Backend) -> None:
-    """A job on a machine that lacks what it needs fails for no fault of its own."""
+async def test_only_attempts_that_match_the_labels_are_found(backend: Backend) -> None:
+    """A job on a machine that lacks a requirement would fail for no fault of its own."""
     async with backend.opened() as store:
         await write(store, waiting("any", 1), waiting("arm", 2, labels="arm"), waiting("both", 3, labels="arm,linux"))
 
@@ -365,8 +365,8 @@ async def test_only_what_fits_the_labels_is_found(backend: Backend) -> None:
 
 
 @on_loop
-async def test_only_what_is_the_tenants_own_is_found(backend: Backend) -> None:
-    """A worker of one tenant never gets another's work, however urgent that is and whatever its labels."""
+async def test_only_attempts_of_the_tenant_are_found(backend: Backend) -> None:
+    """For any urgency and any labels."""
     async with backend.opened() as store:
         await write(
             store,
@@ -383,7 +383,7 @@ async def test_only_what_is_the_tenants_own_is_found(backend: Backend) -> None:
 
 
 @on_loop
-async def test_what_is_not_ready_yet_is_not_found(backend: Backend) -> None:
+async def test_an_attempt_that_is_not_ready_yet_is_not_found(backend: Backend) -> None:
     """`run_at` is a promise."""
     async with backend.opened() as store:
         await write(store, waiting("later", START + 1, priority=9), waiting("now", START))
@@ -394,8 +394,8 @@ async def test_what_is_not_ready_yet_is_not_found(backend: Backend) -> None:
 
 
 @on_loop
-async def test_what_was_claimed_is_not_found(backend: Backend) -> None:
-    """The next write says whether the record is still there to be claimed."""
+async def test_a_claimed_attempt_is_not_found(backend: Backend) -> None:
+    """Each write sets whether the record can be claimed."""
     async with backend.opened() as store:
         await write(store, waiting("a"), waiting("b"))
         await write(store, put(Attempt(id="a", tenant=TENANT, state="LEASED"), 1))
@@ -410,17 +410,17 @@ async def test_what_was_claimed_is_not_found(backend: Backend) -> None:
 
 
 @on_loop
-async def test_what_is_due_is_found_in_order_of_its_time(backend: Backend) -> None:
-    """The longest overdue comes first, so that nothing starves behind a limit."""
+async def test_due_records_are_found_in_order_of_their_time(backend: Backend) -> None:
+    """The longest overdue comes first, so that none starves behind a limit."""
     async with backend.opened() as store:
         await write(
             store, *(put(Attempt(id=f"a{n}"), due_at=START + n) for n in (3, 1, 4, 2)), put(Attempt(id="never"))
         )
 
-        assert await due(store, START) == []
-        assert await due(store, START + 3) == ["a1", "a2", "a3"]
-        assert await due(store, START + 9, limit=2) == ["a1", "a2"]
-        assert await due(store, START + 9) == ["a1", "a2", "a3", "a4"]
+        assert await due_ids(store, START) == []
+        assert await due_ids(store, START + 3) == ["a1", "a2", "a3"]
+        assert await due_ids(store, START + 9, limit=2) == ["a1", "a2"]
+        assert await due_ids(store, START + 9) == ["a1", "a2", "a3", "a4"]
 
 
 @pytest.mark.parametrize(
@@ -434,15 +434,15 @@ async def test_what_is_due_is_found_in_order_of_its_time(backend: Backend) -> No
     ids=["later", "never", "over", "sooner"],
 )
 @on_loop
-async def test_a_record_is_due_when_its_last_write_says(
+async def test_the_last_write_sets_when_a_record_is_due(
     backend: Backend, change: Callable[[], Put], expected: list[str]
 ) -> None:
-    """A deadline that was moved must neither fire at the old time nor be forgotten."""
+    """A moved deadline neither fires at the old time nor is forgotten."""
     async with backend.opened() as store:
         await write(store, put(Attempt(id="a"), due_at=START))
         await write(store, change())
 
-        assert await due(store, START) == expected
+        assert await due_ids(store, START) == expected
 
 
 @on_loop
@@ -453,15 +453,15 @@ async def test_a_record_that_was_written_again_is_due_once(backend: Backend) -> 
         for version in (1, 2):
             await write(store, put(Attempt(id="a"), version, due_at=START))
 
-        assert await due(store, START + 1) == ["a", "b"]
-        assert await due(store, START + 1, limit=2) == ["a", "b"]
+        assert await due_ids(store, START + 1) == ["a", "b"]
+        assert await due_ids(store, START + 1, limit=2) == ["a", "b"]
 
 
 @on_loop
-async def test_looking_for_what_is_due_does_not_take_it_away(backend: Backend) -> None:
-    """A server that dies between the look and the write must not take a deadline with it."""
+async def test_finding_due_records_does_not_remove_them(backend: Backend) -> None:
+    """A server that dies between the read and the write must not lose a deadline."""
     async with backend.opened() as store:
         await write(store, put(Attempt(id="a"), due_at=START))
 
-        assert await due(store, START) == ["a"]
-        assert await due(store, START) == ["a"]
+        assert await due_ids(store, START) == ["a"]
+        assert await due_ids(store, START) == ["a"]

@@ -1,4 +1,4 @@
-"""Tenants share a deployment and nothing else: what is another's does not exist, whatever one asks for."""
+"""Tenants of one deployment are separate: records of another tenant do not exist for a caller."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deltaci.core.errors import Refused, StaleLease
 from deltaci.engine.feed import follow
 from deltaci.engine.queue import AsyncQueue, JobOutcome
 from tests.contract.backends import EVERYTHING, Backend, legal, on_loop, refused
-from tests.contract.test_queue import claimed, started
+from tests.contract.test_queue import claim_one, started
 
 Ask = Callable[[AsyncQueue, str], Awaitable[Any]]
 
@@ -34,7 +34,7 @@ NOBODY = "q-" + "0" * 32
 )
 @on_loop
 async def test_another_tenants_job_is_not_found(backend: Backend, ask: Ask) -> None:
-    """Nobody may learn that an id exists: the answer is the one for an id of nobody, word for word."""
+    """The response equals the one for an unknown id, so that it does not reveal the job."""
     async with backend.queue(tenant="a") as ours, backend.queue(tenant="b") as theirs:
         job = await started(ours)
         before = await ours.get(job.id)
@@ -91,7 +91,7 @@ async def test_another_tenants_lease_is_unknown_among_many_too(backend: Backend,
 
 @on_loop
 async def test_a_finished_lease_of_another_tenant_is_not_taken_for_a_repeat(backend: Backend) -> None:
-    """A repeat shows the job as it is: that too is for its tenant alone."""
+    """The response to a repeat contains the job, which is only for its tenant."""
     async with backend.queue(tenant="a") as ours, backend.queue(tenant="b") as theirs:
         job = await started(ours)
         await ours.complete(job.lease_id, "secret", request_id="r")
@@ -107,19 +107,19 @@ async def test_a_finished_lease_of_another_tenant_is_not_taken_for_a_repeat(back
 
 @on_loop
 async def test_a_worker_claims_only_its_tenants_jobs(backend: Backend) -> None:
-    """However urgent, and whatever its labels."""
+    """For any urgency and any labels."""
     async with backend.queue(tenant="a") as ours, backend.queue(tenant="b") as theirs:
         job = await ours.enqueue(1, priority=9, labels=["arm"])
 
         assert await theirs.claim_next("w1", labels=["arm"], limit=9) == []
         mine = await theirs.enqueue(2)
         assert [each.id for each in await theirs.claim_next("w1", labels=["arm"], limit=9)] == [mine.id]
-        assert (await claimed(ours, labels=["arm"])).id == job.id
+        assert (await claim_one(ours, labels=["arm"])).id == job.id
 
 
 @on_loop
-async def test_the_log_shows_only_what_is_the_tenants_own(backend: Backend) -> None:
-    """The whole log, the log of one job and the feed: none tells anything of others, and none stops at them."""
+async def test_the_log_shows_only_events_of_the_tenant(backend: Backend) -> None:
+    """The whole log, the log of a job and the feed skip the events of others."""
     async with backend.queue(tenant="a") as ours, backend.queue(tenant="b") as theirs, backend.opened() as store:
         first = await ours.enqueue(1)
         for n in range(5):

@@ -1,4 +1,4 @@
-"""Every deadline by the store's clock: nothing happens before its time, and everything soon after it."""
+"""Deadlines by the store's clock: nothing happens before its time, and everything soon after it."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ async def planned(server: Server, *specs: JobSpec, **fields: Any) -> None:
 
 
 async def due_at(server: Server, id: str) -> int | None:
-    """When the timers will look at this record."""
-    [[held]] = await ask(server.store, Load((id,)))
-    assert isinstance(held, StoredRecord)
-    return held.due_at
+    """Return when the timers will check this record."""
+    [[stored]] = await ask(server.store, Load((id,)))
+    assert isinstance(stored, StoredRecord)
+    return stored.due_at
 
 
 @on_loop
-async def test_nothing_is_due_when_nothing_is_under_way(backend: Backend) -> None:
-    """What waits for a worker waits for as long as it takes."""
+async def test_a_waiting_attempt_is_never_due(backend: Backend) -> None:
+    """A job waits for a worker without a limit."""
     async with backend.server() as server:
         await server.enqueue("a")
         backend.after(365 * 86400)
@@ -48,8 +48,8 @@ async def test_nothing_is_due_when_nothing_is_under_way(backend: Backend) -> Non
 
 @pytest.mark.proves("PRO-Q4", "MOD-L4")
 @on_loop
-async def test_a_lease_that_nobody_acknowledges_is_revoked_after_the_accept_window(backend: Backend) -> None:
-    """A claim whose answer was lost must not keep its job until the whole lease is over."""
+async def test_an_unacknowledged_lease_is_revoked_after_the_accept_window(backend: Backend) -> None:
+    """A claim whose response was lost must not keep its job until the end of the lease."""
     async with backend.server() as server:
         await server.enqueue("a")
         held = await server.take(accept_seconds=30)
@@ -69,7 +69,7 @@ async def test_a_lease_that_nobody_acknowledges_is_revoked_after_the_accept_wind
 
 @pytest.mark.proves("PRO-F1", "PRO-F2")
 @on_loop
-async def test_a_lease_that_nobody_renews_expires_and_the_attempt_is_queued_again(backend: Backend) -> None:
+async def test_a_lease_that_is_not_renewed_expires_and_the_attempt_is_queued_again(backend: Backend) -> None:
     """A crash of a runner costs one lease, not the job."""
     async with backend.server() as server:
         held = await server.running()
@@ -100,7 +100,7 @@ async def test_a_message_after_the_end_of_the_lease_is_stale_even_if_no_timer_ra
 
 
 @on_loop
-async def test_a_lease_that_is_lost_too_often_is_given_up(backend: Backend) -> None:
+async def test_a_job_that_loses_too_many_leases_fails(backend: Backend) -> None:
     """A job that kills its runners must not kill all of them."""
     async with backend.server() as server:
         await server.enqueue("a", max_lost_leases=2)
@@ -118,8 +118,8 @@ async def test_a_lease_that_is_lost_too_often_is_given_up(backend: Backend) -> N
 
 
 @on_loop
-async def test_a_heartbeat_leaves_the_timer_where_it_is_and_the_lease_still_ends_on_time(backend: Backend) -> None:
-    """The commonest write must not touch an index; the timer looks too early, once, and sets itself right."""
+async def test_a_heartbeat_does_not_move_the_timer_and_the_lease_still_ends_on_time(backend: Backend) -> None:
+    """The most frequent write must not change an index; the timer fires too early once and corrects itself."""
     async with backend.server() as server:
         held = await server.running()
         first = await due_at(server, "a")
@@ -161,8 +161,8 @@ async def test_an_earlier_deadline_is_written_at_once(backend: Backend) -> None:
 
 
 @on_loop
-async def test_a_job_times_out_however_often_its_runner_beats(backend: Backend) -> None:
-    """A heartbeat proves that the runner lives, not that its job will ever end."""
+async def test_heartbeats_do_not_delay_the_timeout_of_a_job(backend: Backend) -> None:
+    """A heartbeat proves that the runner lives, not that its job will end."""
     async with backend.server() as server:
         held = await server.running(timeout_seconds=100)
         backend.after(60)
@@ -186,7 +186,7 @@ async def test_a_job_times_out_however_often_its_runner_beats(backend: Backend) 
 
 @on_loop
 async def test_a_retry_waits_for_its_backoff(backend: Backend) -> None:
-    """Whatever broke needs a moment; the next try comes after it and not before."""
+    """The next attempt starts after the backoff and not before."""
     async with backend.server() as server:
         await planned(server, task("a", max_attempts=3, base_delay_seconds=10))
         for index, wait in ((1, 20), (2, 40)):
@@ -207,7 +207,7 @@ async def test_a_retry_waits_for_its_backoff(backend: Backend) -> None:
 
 @on_loop
 async def test_a_cancel_that_the_runner_ignores_is_forced_at_its_deadline(backend: Backend) -> None:
-    """People who press cancel want it to end, with or without the runner's help."""
+    """A cancelled job ends with or without the runner's help."""
     async with backend.server() as server:
         held = await server.running()
         await server.do(attempt.Cancel(id="a", reason="CANCELED"))
@@ -225,8 +225,8 @@ async def test_a_cancel_that_the_runner_ignores_is_forced_at_its_deadline(backen
 
 
 @on_loop
-async def test_an_approval_that_nobody_gives_expires(backend: Backend) -> None:
-    """A run that waits for people must not wait for ever if its plan says how long."""
+async def test_an_unanswered_approval_expires(backend: Backend) -> None:
+    """A run does not wait for people for ever if its plan has a limit."""
     async with backend.server() as server:
         await planned(server, gate("ok", approval_seconds=60), task("ship", "ok"))
         backend.after(45)
@@ -302,8 +302,8 @@ async def test_a_thousand_that_are_due_at_once_take_a_few_ticks(backend: Backend
 
 
 @on_loop
-async def test_a_tick_takes_no_more_than_its_limit_the_oldest_first(backend: Backend) -> None:
-    """A transaction stays short however much is due."""
+async def test_a_tick_applies_no_more_than_its_limit_the_oldest_first(backend: Backend) -> None:
+    """A transaction stays short, however much is due."""
     async with backend.server() as server:
         for n in range(5):
             await server.enqueue(f"a{n}", priority=-n)
@@ -318,8 +318,8 @@ async def test_a_tick_takes_no_more_than_its_limit_the_oldest_first(backend: Bac
 
 
 @on_loop
-async def test_the_timers_of_two_servers_do_everything_once(backend: Backend) -> None:
-    """Any number of servers may look: each takes what the others have not."""
+async def test_the_timers_of_two_servers_apply_everything_once(backend: Backend) -> None:
+    """Each server takes what the others have not."""
     async with backend.server() as one, backend.server() as two:
         await one.engine.do_all([new_attempt(f"a{n}") for n in range(100)])
         await one.claim(limit=100)

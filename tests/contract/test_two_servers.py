@@ -1,4 +1,4 @@
-"""Two servers over one store: each believes only what is stored, and the log is one legal log."""
+"""Two servers over one store rely only on stored state, and write one legal log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JOBS: Final = 200
 
 
 async def claim_all(server: Server, by: str, limit: int, enough: asyncio.Event, found: list[ClaimedAttempt]) -> None:
-    """Claim until everybody together has all of it."""
+    """Claim, with all servers together, until all attempts are claimed."""
     while not enough.is_set():
         found += await server.claim(by, limit)
         if len(found) >= JOBS:
@@ -52,8 +52,8 @@ async def test_concurrent_claims_never_hand_out_one_attempt_twice(backend: Backe
 
 
 @on_loop
-async def test_claims_of_one_batch_share_what_is_there(backend: Backend) -> None:
-    """Claims that are decided together see each other, like everything else in a batch."""
+async def test_claims_of_one_batch_do_not_share_an_attempt(backend: Backend) -> None:
+    """Claims that are decided together see each other's grants."""
     async with backend.server() as server:
         await server.engine.do_all([new_attempt(f"a{n}") for n in range(10)])
 
@@ -66,13 +66,13 @@ async def test_claims_of_one_batch_share_what_is_there(backend: Backend) -> None
 
 
 @on_loop
-async def test_of_two_that_expect_one_revision_exactly_one_wins(backend: Backend) -> None:
-    """Compare and set is what people build on: it must hold across servers too."""
+async def test_of_two_commands_that_expect_one_revision_exactly_one_succeeds(backend: Backend) -> None:
+    """Compare-and-set must hold across servers."""
     async with backend.server() as one, backend.server() as two:
         await one.engine.do_all([new_attempt(f"a{n}") for n in range(20)])
 
         for n in range(20):
-            found = await asyncio.gather(
+            results = await asyncio.gather(
                 *(
                     server.do(attempt.Cancel(id=f"a{n}", reason=reason, expected_rev=1))
                     for server, reason in ((one, "ONE"), (two, "TWO"))
@@ -80,8 +80,8 @@ async def test_of_two_that_expect_one_revision_exactly_one_wins(backend: Backend
                 return_exceptions=True,
             )
 
-            assert sorted(type(each).__name__ for each in found) == ["Decision", "Refused"], found
-            winner = next(each.record for each in found if isinstance(each, Decision))
+            assert sorted(type(each).__name__ for each in results) == ["Decision", "Refused"], results
+            winner = next(each.record for each in results if isinstance(each, Decision))
             assert await two.store.find(f"a{n}") == winner
         await two.verified()
 
@@ -107,16 +107,18 @@ async def test_two_servers_at_one_record_are_applied_one_after_the_other(backend
 async def test_one_request_through_two_servers_is_applied_once(backend: Backend) -> None:
     """A client that tries the next server because the first one was slow must not do it twice."""
     async with backend.server() as one, backend.server() as two:
-        found = await asyncio.gather(*(server.do(new_attempt("a", request_id="r")) for server in (one, two, one, two)))
+        results = await asyncio.gather(
+            *(server.do(new_attempt("a", request_id="r")) for server in (one, two, one, two))
+        )
 
-        assert {each.record.rev for each in found} == {1}
-        assert sum(len(each.events) for each in found) == 1
+        assert {each.record.rev for each in results} == {1}
+        assert sum(len(each.events) for each in results) == 1
         assert len(await one.verified()) == 1
 
 
 @on_loop
-async def test_a_server_does_not_refuse_by_what_it_remembers(backend: Backend) -> None:
-    """A worker may claim through one server and start through another that knew the job before."""
+async def test_a_server_does_not_refuse_because_of_a_cached_record(backend: Backend) -> None:
+    """A worker may claim through one server and start through another one that has an older record cached."""
     async with backend.server() as one, backend.server() as two:
         await one.enqueue("a")
         lease = await two.take()
@@ -130,8 +132,8 @@ async def test_a_server_does_not_refuse_by_what_it_remembers(backend: Backend) -
 
 
 @on_loop
-async def test_a_server_does_not_accept_by_what_it_remembers(backend: Backend) -> None:
-    """What another server ended is over, also where it was last seen alive."""
+async def test_a_server_does_not_accept_because_of_a_cached_record(backend: Backend) -> None:
+    """A record that another server finished is finished, also where it is cached as running."""
     async with backend.server() as one, backend.server() as two:
         await one.enqueue("a")
         lease = await one.take()
@@ -146,8 +148,8 @@ async def test_a_server_does_not_accept_by_what_it_remembers(backend: Backend) -
 
 
 @on_loop
-async def test_a_repeat_is_not_answered_by_what_a_server_remembers(backend: Backend) -> None:
-    """Success without change means the record as it is now, not as it was when this server last looked."""
+async def test_a_repeat_is_not_answered_from_the_cache(backend: Backend) -> None:
+    """A success without a change returns the record as it is now."""
     async with backend.server() as one, backend.server() as two:
         await one.enqueue("a")
         lease = await one.take()
@@ -180,8 +182,8 @@ async def test_every_message_may_take_another_way(backend: Backend) -> None:
 # -- a run that two servers carry
 
 
-async def work_off(server: Server, by: str, run_id: str) -> None:
-    """Claim and complete, with a heartbeat in between, until the run waits for nobody."""
+async def complete_run(server: Server, by: str, run_id: str) -> None:
+    """Claim and complete, with a heartbeat in between, until the run has no open attempts."""
     with server.store.commit_hints.subscribe() as waker:
         while (await server.find(run_id, Run)).state in (run.QUEUED, run.RUNNING):
             claimed = await server.claim(by, 3)
@@ -194,8 +196,8 @@ async def work_off(server: Server, by: str, run_id: str) -> None:
 
 
 @on_loop
-async def test_a_run_that_two_servers_carry_ends_once(backend: Backend) -> None:
-    """Counters and tallies meet in one record: every count must arrive, whoever counts."""
+async def test_a_run_on_two_servers_ends_once(backend: Backend) -> None:
+    """Counters of both servers meet in one record: each count must arrive."""
     async with backend.server() as one, backend.server() as two:
         layers = [[f"l{layer}-{n}" for n in range(6)] for layer in range(3)]
         specs = [task(name, *(layers[depth - 1] if depth else ())) for depth, row in enumerate(layers) for name in row]
@@ -205,7 +207,7 @@ async def test_a_run_that_two_servers_carry_ends_once(backend: Backend) -> None:
         for name in ("w1", "w2"):
             await one.register(name, slots=3)
 
-        await asyncio.gather(work_off(one, "w1", "r1"), work_off(two, "w2", "r1"))
+        await asyncio.gather(complete_run(one, "w1", "r1"), complete_run(two, "w2", "r1"))
 
         ended = await one.find("r1", Run)
         assert (ended.state, ended.conclusion) == (run.SUCCESS, run.SUCCESS)
@@ -215,8 +217,8 @@ async def test_a_run_that_two_servers_carry_ends_once(backend: Backend) -> None:
 
 
 @on_loop
-async def test_a_cancel_and_a_completion_at_once_leave_a_legal_end(backend: Backend) -> None:
-    """Whichever comes first, each record ends once and the log can be verified."""
+async def test_a_concurrent_cancel_and_completion_end_legally(backend: Backend) -> None:
+    """In either order, each record ends once and the log can be verified."""
     async with backend.server() as one, backend.server() as two:
         for n in range(8):
             id = f"r{n}"
@@ -225,13 +227,13 @@ async def test_a_cancel_and_a_completion_at_once_leave_a_legal_end(backend: Back
             await one.do(Plan(id=id, jobs=(task("a"), task("b", "a"), gate("g"))))
             lease = await one.take()
 
-            found = await asyncio.gather(
+            results = await asyncio.gather(
                 one.do(runner_message(attempt.Complete, lease, is_success=True, exit_code=0)),
                 two.do(run.Cancel(id=id, actor="user:ada")),
                 return_exceptions=True,
             )
 
-            assert not [each for each in found if isinstance(each, BaseException) and not isinstance(each, Refused)]
+            assert not [each for each in results if isinstance(each, BaseException) and not isinstance(each, Refused)]
             assert (await two.find(id, Run)).state == run.CANCELED
             assert not (await one.do(run.Cancel(id=id, actor="user:ada"))).events
         await one.verified()

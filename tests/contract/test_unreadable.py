@@ -1,4 +1,4 @@
-"""A stored record that cannot be read: its own trouble, nobody else's, and one line in the log."""
+"""An unreadable stored record affects only itself and is logged once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deltaci.engine.queue import AsyncQueue, NewJob
 from deltaci.engine.worker import Worker
 from deltaci.storage.port import Load, Postpone, Store, UnreadableRecord
 from tests.contract.backends import Backend, Server, ask, new_attempt, on_loop, put, refused, write
-from tests.contract.test_store_port import due, ready, waiting
+from tests.contract.test_store_port import due_ids, ready, waiting
 from tests.support.lab import START, TENANT
 
 NONSENSE: Any = "no number"
@@ -29,8 +29,8 @@ def broken(id: str, **fields: Any) -> Attempt:
     return Attempt(id=id, **{"tenant": TENANT, "claims": NONSENSE, **fields})
 
 
-def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was said about records that cannot be read."""
+def logged_problems(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the messages about unreadable records."""
     return [record.getMessage() for record in caplog.records if "cannot be read" in record.getMessage()]
 
 
@@ -38,14 +38,14 @@ def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @on_loop
-async def test_a_record_whose_bytes_make_no_sense_is_told_from_one_that_is_not_there(backend: Backend) -> None:
-    """Whoever loads it together with others gets the others, too."""
+async def test_an_unreadable_record_differs_from_a_missing_one(backend: Backend) -> None:
+    """Records that are loaded together with it are returned."""
     async with backend.opened() as store:
         await write(store, put(broken("bad")), put(Attempt(id="good")), put(broken("over"), is_terminal=True))
 
-        [found] = await ask(store, Load(("bad", "good", "over", "nobody")))
+        [stored] = await ask(store, Load(("bad", "good", "over", "nobody")))
 
-        assert {each.record.id: type(each.record) for each in found} == {
+        assert {each.record.id: type(each.record) for each in stored} == {
             "bad": UnreadableRecord,
             "good": Attempt,
             "over": UnreadableRecord,
@@ -57,7 +57,7 @@ async def test_a_record_whose_bytes_make_no_sense_is_told_from_one_that_is_not_t
 
 
 @on_loop
-async def test_what_is_put_aside_is_neither_ready_nor_due_until_then(backend: Backend) -> None:
+async def test_a_postponed_record_is_neither_ready_nor_due_until_then(backend: Backend) -> None:
     """It makes room for others, and comes back: another version may be able to read it."""
     async with backend.opened() as store:
         await write(store, waiting("a", 1), waiting("b", 2), put(Attempt(id="c"), due_at=START), put(Attempt(id="d")))
@@ -65,9 +65,9 @@ async def test_what_is_put_aside_is_neither_ready_nor_due_until_then(backend: Ba
         await ask(store, Postpone(("a", "c", "d"), START + 10))
 
         assert await ready(store) == ["b"]
-        assert await due(store, START) == []
+        assert await due_ids(store, START) == []
         assert await ready(store, now=START + 10) == ["b", "a"]
-        assert await due(store, START + 10) == ["c"]
+        assert await due_ids(store, START + 10) == ["c"]
         await write(store, put(Attempt(id="a", state=LEASED), 1))  # Whoever can read it was not disturbed.
 
 
@@ -81,8 +81,8 @@ async def poisoned(store: Store, count: int = 3) -> None:
 
 
 @on_loop
-async def test_claims_pass_by_what_cannot_be_read(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
-    """However often they look, each is said once, by its id."""
+async def test_claims_skip_unreadable_records(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+    """Each record is logged once, by its id, however often it is found."""
     async with backend.server() as server:
         await poisoned(server.store)
         for n in range(4):
@@ -94,13 +94,13 @@ async def test_claims_pass_by_what_cannot_be_read(backend: Backend, caplog: pyte
         assert await server.claim(limit=9) == []
 
         assert [each.attempt.id for each in (*first, *second)] == ["a0", "a1", "a2", "a3"]
-        assert [text.split()[1] for text in complaints(caplog)] == ["bad0", "bad1", "bad2"]
-        assert all("restore it" in text for text in complaints(caplog))
+        assert [text.split()[1] for text in logged_problems(caplog)] == ["bad0", "bad1", "bad2"]
+        assert all("restore it" in text for text in logged_problems(caplog))
 
 
 @on_loop
-async def test_a_worker_goes_on_beside_what_cannot_be_read(backend: Backend) -> None:
-    """One bad record is no reason to stop."""
+async def test_a_worker_continues_beside_an_unreadable_record(backend: Backend) -> None:
+    """One damaged record must not stop it."""
     async with backend.queue(tenant=TENANT) as queue, backend.opened() as store:
         await poisoned(store)
         for n in range(3):
@@ -116,8 +116,8 @@ async def test_a_worker_goes_on_beside_what_cannot_be_read(backend: Backend) -> 
 
 
 @on_loop
-async def test_timers_go_on_beside_what_cannot_be_read(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
-    """Leases expire whatever else is stored, and a record that comes up first does not fill every batch."""
+async def test_timers_continue_beside_an_unreadable_record(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+    """Other leases expire, and a record that is due first does not fill every batch."""
     async with backend.server() as server:
         await server.enqueue("a")
         await server.take()
@@ -130,12 +130,12 @@ async def test_timers_go_on_beside_what_cannot_be_read(backend: Backend, caplog:
         for _ in range(3):
             backend.after(SOON)
             assert await server.tick() == 0
-        assert sorted(text.split()[1] for text in complaints(caplog)) == ["bad0", "bad1", "bad2"]
+        assert sorted(text.split()[1] for text in logged_problems(caplog)) == ["bad0", "bad1", "bad2"]
 
 
 @on_loop
-async def test_a_deadline_that_needs_what_cannot_be_read_waits_alone(backend: Backend) -> None:
-    """An attempt whose run is damaged cannot go on; everybody else's can."""
+async def test_a_deadline_that_needs_an_unreadable_record_waits_alone(backend: Backend) -> None:
+    """An attempt with a damaged run cannot proceed; all others can."""
     async with backend.server() as server:
         await server.enqueue("a")
         await server.take()
@@ -160,10 +160,10 @@ async def test_a_deadline_that_needs_what_cannot_be_read_waits_alone(backend: Ba
 
 
 @on_loop
-async def test_whoever_asks_for_what_cannot_be_read_is_told_so(
+async def test_a_request_for_an_unreadable_record_is_refused_with_that_reason(
     backend: Backend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is there, so it is not "not found", and nothing may take its place."""
+    """The record exists, so the code is not "not found", and nothing may replace it."""
     async with backend.server() as server:
         await write(server.store, put(broken("bad")))
 
@@ -173,7 +173,7 @@ async def test_whoever_asks_for_what_cannot_be_read_is_told_so(
                 assert (refusal.code, "restore it" in refusal.message) == ("unreadable", True)
             answers = await server.engine.do_all([new_attempt(f"good{round}"), attempt.Stall(id="bad")])
             assert [type(answer).__name__ for answer in answers] == ["Decision", "Refused"]
-        assert len(complaints(caplog)) == 1
+        assert len(logged_problems(caplog)) == 1
 
 
 def _or_existing(id: str) -> NewRecord:
@@ -181,8 +181,8 @@ def _or_existing(id: str) -> NewRecord:
 
 
 @on_loop
-async def test_the_queue_tells_so_too(backend: Backend) -> None:
-    """Looking, ordering and enqueueing under its key: the same answer."""
+async def test_the_queue_refuses_with_the_same_reason(backend: Backend) -> None:
+    """For reads, commands and enqueues with its key."""
     async with backend.queue(tenant=TENANT) as queue, backend.opened() as store:
         job = await queue.enqueue(1, dedupe_key="k")
         await write(store, put(broken(job.id), 1))
@@ -201,7 +201,7 @@ async def _refused_everywhere(queue: AsyncQueue, id: str) -> None:
 
 @on_loop
 async def test_the_timers_log_stays_short(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
-    """Two servers say it once each: a flood would hide it."""
+    """Each of two servers logs it once: a flood would hide other messages."""
     async with backend.server() as one, backend.server() as two:
         await write(one.store, put(broken("bad"), due_at=START))
         for server in (one, two) * 3:
@@ -209,7 +209,7 @@ async def test_the_timers_log_stays_short(backend: Backend, caplog: pytest.LogCa
             await _tick(server)
 
         with caplog.at_level(logging.ERROR):
-            assert 1 <= len(complaints(caplog)) <= 2
+            assert 1 <= len(logged_problems(caplog)) <= 2
 
 
 async def _tick(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""Those who wait for work: each piece of it wakes one, in the order in which they came, and nobody is forgotten."""
+"""Blocked claims: each new attempt wakes one waiter, in the order of arrival, and no waiter is forgotten."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.support.lab import TENANT, task
 MANY = 100
 
 
-class Hall:
-    """A line at a server, with those who came to wait; counts how often anybody looked."""
+class WaitingRoom:
+    """The waiters of a server; it counts how often one of them queried the store."""
 
     def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch, poll: float = math.inf) -> None:
         monkeypatch.setattr(commit_hints, "POLL_SECONDS", poll)
@@ -29,8 +29,8 @@ class Hall:
         hint = wakers.publish
         # One that comes because the wire to other servers was just laid is no part of a case.
         monkeypatch.setattr(wakers, "publish", lambda ready=None: hint(ready) if ready is not None else None)
-        self.looks = 0
-        self.line = ClaimWaiters(self._counting(server.engine), server.store.commit_hints)
+        self.queries = 0
+        self.claim_waiters = ClaimWaiters(self._counting(server.engine), server.store.commit_hints)
         self._changed = asyncio.Condition()
         self._waiting = 0
         self.waiters: list[waiters.Waiter] = []
@@ -48,19 +48,19 @@ class Hall:
         monkeypatch.setattr(waiters.Waiter, "wait", turn)
 
     def _counting(self, engine: Engine) -> Engine:
-        hall = self
+        room = self
 
         class Counting(Engine):
             def __init__(self) -> None: ...
 
             async def try_claim(self, claim: Claim) -> ClaimResult:
-                hall.looks += 1
+                room.queries += 1
                 return await engine.try_claim(claim)
 
         return Counting()
 
-    async def joined(self, worker: str, *labels: str, tenant_limit: int = 0) -> asyncio.Task[list[ClaimedAttempt]]:
-        """One more who waits, and does so by now."""
+    async def add_waiter(self, worker: str, *labels: str, tenant_limit: int = 0) -> asyncio.Task[list[ClaimedAttempt]]:
+        """Add a waiter, and return when it waits."""
         waiting = self._waiting
         claim = Claim(
             tenant=TENANT,
@@ -71,7 +71,7 @@ class Hall:
             accept_seconds=30,
             tenant_limit=tenant_limit,
         )
-        task = asyncio.create_task(self.line.claim(claim, 60.0))
+        task = asyncio.create_task(self.claim_waiters.claim(claim, 60.0))
         await self.until(waiting + 1)
         return task
 
@@ -91,28 +91,28 @@ def all_ids(found: list[list[ClaimedAttempt]]) -> list[str]:
 
 @in_memory
 @on_loop
-async def test_one_job_wakes_one_of_many(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten thousand who look because of one job would keep everybody else from being served."""
+async def test_one_job_wakes_one_of_many_waiters(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand queries for one job would delay all other requests."""
     async with backend.server() as server:
-        hall = Hall(server, monkeypatch)
-        tasks = [await hall.joined(f"w{n}") for n in range(MANY)]
-        assert hall.looks == 1  # Where one waits, there is nothing.
+        room = WaitingRoom(server, monkeypatch)
+        tasks = [await room.add_waiter(f"w{n}") for n in range(MANY)]
+        assert room.queries == 1  # Where one waits, there is nothing.
 
         await server.enqueue("q1")
 
         assert ids(await tasks[0]) == ["q1"]
-        assert hall.looks == 2
-        hall.line.close()
+        assert room.queries == 2
+        room.claim_waiters.close()
         assert await asyncio.gather(*tasks[1:]) == [[]] * (MANY - 1)
 
 
 @in_memory
 @on_loop
-async def test_who_came_first_is_served_first(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits long because others are quicker."""
+async def test_waiters_are_served_in_order_of_arrival(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No waiter starves because others are faster."""
     async with backend.server() as server:
-        hall = Hall(server, monkeypatch)
-        tasks = [await hall.joined(f"w{n}") for n in range(3)]
+        room = WaitingRoom(server, monkeypatch)
+        tasks = [await room.add_waiter(f"w{n}") for n in range(3)]
 
         for n in range(3):
             await server.enqueue(f"q{n}")
@@ -124,55 +124,57 @@ async def test_who_came_first_is_served_first(backend: Backend, monkeypatch: pyt
 async def test_many_jobs_wake_as_many(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them begin at once, not one after the other."""
     async with backend.server() as server:
-        hall = Hall(server, monkeypatch)
-        tasks = [await hall.joined(f"w{n}") for n in range(9)]
+        room = WaitingRoom(server, monkeypatch)
+        tasks = [await room.add_waiter(f"w{n}") for n in range(9)]
 
         await asyncio.gather(*(server.enqueue(f"q{n}") for n in range(5)))
 
         assert all_ids([await each for each in tasks[:5]]) == [f"q{n}" for n in range(5)]
-        hall.line.close()
+        room.claim_waiters.close()
         assert await asyncio.gather(*tasks[5:]) == [[]] * 4
 
 
 @in_memory
 @on_loop
-async def test_what_one_may_not_have_is_offered_to_the_next(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that is full in the fleet's eyes must not stand between the work and others."""
+async def test_work_that_one_waiter_may_not_have_is_offered_to_the_next(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker without a free slot must not keep the work from others."""
     async with backend.server() as server:
         for worker in ("full", "free"):
             await server.register(worker)
         await planned(server, task("a"))
         await server.take("full")
-        hall = Hall(server, monkeypatch)
-        full, free = await hall.joined("full"), await hall.joined("free")
+        room = WaitingRoom(server, monkeypatch)
+        full, free = await room.add_waiter("full"), await room.add_waiter("free")
 
         await planned(server, task("b"), id="r2")
 
         assert ids(await free) == ["r2/b.1"]
         assert not full.done()
-        hall.line.close()
+        room.claim_waiters.close()
         assert await full == []
 
 
 @pytest.mark.parametrize("how", ["hangs up", "is cancelled"])
 @in_memory
 @on_loop
-async def test_who_leaves_when_it_is_called_passes_its_turn_on(
+async def test_a_waiter_that_leaves_when_it_is_woken_passes_the_permit_on(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """One that is gone at the very moment at which work comes must not take the turn away with it."""
+    """A worker that disconnects at that very moment must not lose the permit."""
     async with backend.server() as server:
-        hall = Hall(server, monkeypatch)
-        leaving, staying = await hall.joined("w1"), await hall.joined("w2")
+        room = WaitingRoom(server, monkeypatch)
+        leaving, staying = await room.add_waiter("w1"), await room.add_waiter("w2")
 
-        def hear(_ready: ReadyCounts | None) -> None:
-            """The line heard of it before, and has called the first."""
+        def record_hint(_ready: ReadyCounts | None) -> None:
+            """Record a hint; the first waiter was woken before."""
             if how == "hangs up":
-                hall.waiters[0].leave()
+                room.waiters[0].leave()
             else:
                 leaving.cancel()
 
-        server.store.commit_hints.add_listener(hear)
+        server.store.commit_hints.add_listener(record_hint)
         await server.enqueue("q1")
 
         assert ids(await staying) == ["q1"]
@@ -182,70 +184,70 @@ async def test_who_leaves_when_it_is_called_passes_its_turn_on(
 
 @in_memory
 @on_loop
-async def test_whoever_works_on_wakes_nobody(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fleet's heartbeats are most of what is written, and no news for those who wait."""
+async def test_heartbeats_wake_no_waiter(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most writes are heartbeats, which bring no work."""
     async with backend.server() as server:
         await server.enqueue("q1")
         lease = await server.take()
-        hall = Hall(server, monkeypatch)
-        waiting = await hall.joined("w2")
+        room = WaitingRoom(server, monkeypatch)
+        waiting = await room.add_waiter("w2")
 
         for message in (attempt.Ack, attempt.Heartbeat):
             await server.send(message, lease)
         await server.send(attempt.Complete, lease, is_success=True, exit_code=0)
 
-        assert hall.looks == 1
-        hall.line.close()
+        assert room.queries == 1
+        room.claim_waiters.close()
         assert await waiting == []
 
 
 @in_memory
 @on_loop
-async def test_work_wakes_those_who_can_do_it(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many kinds of workers wait, one job is one look."""
+async def test_work_wakes_only_waiters_with_its_labels(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One job causes one query, however many kinds of workers wait."""
     async with backend.server() as server:
-        hall = Hall(server, monkeypatch)
-        tasks = {label: await hall.joined(label, label) for label in ("arm", "gpu", "linux")}
-        assert hall.looks == 3
+        room = WaitingRoom(server, monkeypatch)
+        tasks = {label: await room.add_waiter(label, label) for label in ("arm", "gpu", "linux")}
+        assert room.queries == 3
 
         await server.enqueue("q1", queue_key="gpu")
         assert ids(await tasks.pop("gpu")) == ["q1"]
-        assert hall.looks == 4
+        assert room.queries == 4
         await server.enqueue("q2")
         await server.enqueue("q3")
         assert sorted(ids(await tasks.pop("arm")) + ids(await tasks.pop("linux"))) == ["q2", "q3"]
-        assert hall.looks == 6
+        assert room.queries == 6
 
 
 @in_memory
 @on_loop
-async def test_what_nobody_told_is_found_by_the_poll(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hint may be lost. The poll is the truth: one look finds it, and whoever finds something wakes two more."""
+async def test_work_without_a_hint_is_found_by_the_poll(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hint may be lost. One poll finds the work, and a waiter that finds work wakes two more."""
     async with backend.server() as server:
-        hall = Hall(server, monkeypatch, poll=0.01)
+        room = WaitingRoom(server, monkeypatch, poll=0.01)
         monkeypatch.setattr(server.store.commit_hints, "publish", lambda ready=None: None)
-        tasks = [await hall.joined(f"w{n}") for n in range(7)]
+        tasks = [await room.add_waiter(f"w{n}") for n in range(7)]
 
         await asyncio.gather(*(server.enqueue(f"q{n}") for n in range(7)))
 
-        found = await asyncio.gather(*tasks)
-        assert all_ids(found) == [f"q{n}" for n in range(7)]
+        results = await asyncio.gather(*tasks)
+        assert all_ids(results) == [f"q{n}" for n in range(7)]
 
 
 @pytest.mark.parametrize("is_named", [True, False])
 @in_memory
 @on_loop
-async def test_what_comes_while_one_looks_is_not_missed(
+async def test_work_that_arrives_during_a_query_is_not_missed(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, is_named: bool
 ) -> None:
-    """Between a look that found nothing and the wait, work may come: its hint finds nobody who waits.
+    """The hint of work that arrives between a query without result and the wait finds no waiter.
 
-    Also a hint that only says that there may be something, as when the wire to other servers was just laid.
+    This holds also for a hint that there may be work, as after a connection to other servers was made.
     """
     async with backend.server() as server:
         wakers = server.store.commit_hints
         hint = wakers.publish
-        hall = Hall(server, monkeypatch)
+        room = WaitingRoom(server, monkeypatch)
         if not is_named:
             monkeypatch.setattr(wakers, "publish", lambda ready=None: hint() if ready else None)
         look = server.engine.try_claim
@@ -262,27 +264,27 @@ async def test_what_comes_while_one_looks_is_not_missed(
         monkeypatch.setattr(server.engine, "try_claim", late)
         claim = Claim(tenant=TENANT, worker_id="w1", labels=(), limit=1, ttl_seconds=120, accept_seconds=30)
 
-        assert ids(await hall.line.claim(claim, 60.0)) == ["q1"]
+        assert ids(await room.claim_waiters.claim(claim, 60.0)) == ["q1"]
 
 
 @in_memory
 @on_loop
-async def test_when_nobody_waits_nothing_is_left_behind(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that lives for months must not remember everybody who ever asked."""
+async def test_without_waiters_no_state_is_left(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that runs for months must not remember every worker that ever waited."""
     async with backend.server() as server:
         heard: list[ReadyCounts | None] = []
         server.store.commit_hints.add_listener(heard.append)
-        hall = Hall(server, monkeypatch, poll=0.01)
-        waiting = await hall.joined("w1", "gpu")
-        polling = hall.line._poll_task
+        room = WaitingRoom(server, monkeypatch, poll=0.01)
+        waiting = await room.add_waiter("w1", "gpu")
+        polling = room.claim_waiters._poll_task
         assert polling is not None
 
         await server.enqueue("q1", queue_key="gpu")
         assert ids(await waiting) == ["q1"]
         await polling
 
-        assert not hall.line._groups
-        assert hall.line._poll_task is None
+        assert not room.claim_waiters._groups
+        assert room.claim_waiters._poll_task is None
         assert heard[-1] == {(TENANT, "gpu"): 1}
         assert server.store.commit_hints._listeners == [heard.append]
         server.store.commit_hints.remove_listener(heard.append)

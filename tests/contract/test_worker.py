@@ -1,4 +1,4 @@
-"""The worker: whatever a handler is and however it ends, its job ends once and says how."""
+"""The worker: however a handler ends, its job ends once, with a reason."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Switched(Wrapped):
         return await self.inner.transact(work)
 
 
-def happened(event: threading.Event) -> Any:
-    """Wait for what another thread does, without holding up this one."""
+def wait_for(event: threading.Event) -> Any:
+    """Wait for an event of another thread without blocking this one."""
     return asyncio.to_thread(event.wait, SOON)
 
 
@@ -79,8 +79,8 @@ async def test_a_worker_with_labels_that_make_no_sense_ends_at_once(backend: Bac
 
 @pytest.mark.parametrize("handler", [double_plain, double_async], ids=["plain", "async"])
 @on_loop
-async def test_the_result_of_a_handler_is_kept(backend: Backend, handler: Handler) -> None:
-    """Plain or async is the handler's own affair."""
+async def test_the_result_of_a_handler_is_stored(backend: Backend, handler: Handler) -> None:
+    """A handler may be a plain or an async function."""
     async with backend.queue() as queue:
         jobs = await queue.enqueue_all([NewJob(payload=n) for n in range(6)])
         worker = Worker(queue, handler, concurrency=2, name="w1")
@@ -105,8 +105,8 @@ async def breaks_async(task: Task) -> None:
 @pytest.mark.parametrize("handler", [breaks_plain, breaks_async], ids=["plain", "async"])
 @in_memory
 @on_loop
-async def test_an_exception_fails_its_job_and_is_classified_by_what_it_says(backend: Backend, handler: Handler) -> None:
-    """A failure that is nobody's fault is told from one that somebody must repair."""
+async def test_an_exception_fails_its_job_and_is_classified_by_its_text(backend: Backend, handler: Handler) -> None:
+    """A failure of the infrastructure differs from one that somebody must fix."""
     async with backend.queue() as queue:
         infra = await queue.enqueue("Connection reset by peer")
         user = await queue.enqueue("the answer is 41")
@@ -122,8 +122,8 @@ async def test_an_exception_fails_its_job_and_is_classified_by_what_it_says(back
         legal(await queue.log())
 
 
-class Speechless(Exception):
-    """An error that cannot even say what it is."""
+class UnprintableError(Exception):
+    """An exception that cannot be converted to text."""
 
     def __str__(self) -> str:
         raise ValueError("no words")
@@ -138,14 +138,14 @@ class Speechless(Exception):
         (OSError("\n  first of two\nlines"), "OSError: first of two"),
         (ValueError("x" * 5000), f"ValueError: {'x' * 5000}"[:MAX_LINE_CHARS]),
         (ValueError("lone \udc80"), "ValueError: lone ?"),
-        (Speechless(), "Speechless: its message cannot be shown"),
+        (UnprintableError(), "Speechless: its message cannot be shown"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 @in_memory
 @on_loop
-async def test_people_see_what_an_exception_said(backend: Backend, error: Exception, message: str) -> None:
-    """The type and the first line of the message, and never more than one line can hold."""
+async def test_the_error_is_the_first_line_of_an_exception(backend: Backend, error: Exception, message: str) -> None:
+    """The type and the first line of the message, up to the limit of a line."""
 
     def breaks(task: Task) -> None:
         try:
@@ -167,8 +167,8 @@ async def test_people_see_what_an_exception_said(backend: Backend, error: Except
 
 @in_memory
 @on_loop
-async def test_a_result_that_cannot_be_kept_fails_its_job(backend: Backend) -> None:
-    """The work is done and its result is lost: that must be seen, and not be done over and over."""
+async def test_a_result_that_cannot_be_stored_fails_its_job(backend: Backend) -> None:
+    """The work is done and its result is lost: that must be visible, and not be repeated."""
     async with backend.queue() as queue:
         job = await queue.enqueue(1)
 
@@ -201,8 +201,8 @@ async def test_a_handler_that_fails_does_not_stop_its_worker(backend: Backend) -
 
 @in_memory
 @on_loop
-async def test_no_more_handlers_run_than_the_worker_has_room_for(backend: Backend) -> None:
-    """Concurrency is a promise to the machine; here three must meet, and a fourth must never come."""
+async def test_no_more_handlers_run_than_the_worker_has_slots(backend: Backend) -> None:
+    """Here three must run at once, and a fourth must never start."""
     lock, running, most = threading.Lock(), 0, 0
     meeting = threading.Barrier(3, timeout=SOON)
 
@@ -226,7 +226,7 @@ async def test_no_more_handlers_run_than_the_worker_has_room_for(backend: Backen
 
 @in_memory
 @on_loop
-async def test_a_worker_takes_only_what_fits_its_labels(backend: Backend) -> None:
+async def test_a_worker_takes_only_jobs_that_match_its_labels(backend: Backend) -> None:
     """The rest is left for others."""
     async with backend.queue() as queue:
         gpu, arm = await queue.enqueue("gpu", labels=["gpu"]), await queue.enqueue("arm", labels=["arm"])
@@ -263,8 +263,8 @@ async def test_two_workers_never_do_one_job_twice(backend: Backend) -> None:
 
 @in_memory
 @on_loop
-async def test_a_worker_that_is_stopped_ends_what_it_has_begun_and_takes_nothing_new(backend: Backend) -> None:
-    """A deployment must cost nobody their work."""
+async def test_a_stopping_worker_finishes_its_jobs_and_takes_no_new_ones(backend: Backend) -> None:
+    """A deployment must cost no work."""
     has_begun, may_end = threading.Event(), threading.Event()
 
     def wait(task: Task) -> str:
@@ -276,7 +276,7 @@ async def test_a_worker_that_is_stopped_ends_what_it_has_begun_and_takes_nothing
         job, other = await queue.enqueue(1), await queue.enqueue(2, priority=-1)
         worker = Worker(queue, wait)
         running = asyncio.ensure_future(worker.run())
-        assert await happened(has_begun)
+        assert await wait_for(has_begun)
 
         worker.stop()
         may_end.set()
@@ -289,10 +289,8 @@ async def test_a_worker_that_is_stopped_ends_what_it_has_begun_and_takes_nothing
 
 @in_memory
 @on_loop
-async def test_a_job_that_does_not_end_in_time_is_handed_back(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who must go now leaves the job to the next one, and nothing is counted against it."""
+async def test_a_job_that_does_not_end_in_time_is_released(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another worker gets the job, and no attempt is counted."""
     has_begun, is_stopped = threading.Event(), threading.Event()
     monkeypatch.setattr(engine, "STOP_SECONDS", SOON)
 
@@ -307,12 +305,12 @@ async def test_a_job_that_does_not_end_in_time_is_handed_back(
         job = await queue.enqueue(1, max_lost_leases=0)
         worker = Worker(queue, endless, drain_seconds=0.05)
         running = asyncio.ensure_future(worker.run())
-        assert await happened(has_begun)
+        assert await wait_for(has_begun)
 
         worker.stop()
         await running
 
-        assert await happened(is_stopped)
+        assert await wait_for(is_stopped)
         assert (await queue.get(job.id)).status == "queued"
         assert len(await queue.claim_next("next")) == 1
         legal(await queue.log())
@@ -321,7 +319,7 @@ async def test_a_job_that_does_not_end_in_time_is_handed_back(
 @in_memory
 @on_loop
 async def test_an_idle_worker_stops(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that waits for work hears that it shall go."""
+    """A worker that waits for work can be stopped."""
     monkeypatch.setattr(engine, "CLAIM_WAIT_SECONDS", 0.2)
     async with backend.queue() as queue:
         job = await queue.enqueue(1)
@@ -342,21 +340,21 @@ async def test_an_idle_worker_stops(backend: Backend, monkeypatch: pytest.Monkey
 @in_memory
 @on_loop
 async def test_a_store_that_fails_for_a_moment_costs_no_job(backend: Backend) -> None:
-    """Every message is said again until it is heard; what was heard twice counts once."""
+    """Every message is repeated until it is acknowledged; a duplicate counts once."""
     stores: list[Switched] = []
 
     def switched(store: Store) -> Store:
         stores.append(Switched(store))
         return stores[0]
 
-    def trouble(task: Task) -> str:
+    def store_failure(task: Task) -> str:
         stores[0].failures = 2
         return "done"
 
     async with backend.queue(switched) as queue:
         job = await queue.enqueue(1)
         stores[0].failures = 2
-        worker = Worker(queue, trouble)
+        worker = Worker(queue, store_failure)
 
         await worker.run(until_empty=True)
 

@@ -1,6 +1,6 @@
-"""A worker and its lease: kept while it can be proved, and given up before anybody else can be given the job.
+"""A worker and its lease: extended while that can be proved, and abandoned before another worker can get the job.
 
-These cases need real time, a few seconds of it: a worker measures its lease by its own machine's clock.
+These tests need a few seconds of real time: a worker measures its lease by its own machine's clock.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Watched(Wrapped):
 
 
 class Watch:
-    """What a handler did, seen from outside of its thread."""
+    """Records what a handler does, for another thread."""
 
     def __init__(self) -> None:
         self.has_begun = threading.Event()
@@ -71,13 +71,13 @@ class Watch:
             self.end()
 
 
-def happened(event: threading.Event) -> Any:
-    """Wait for what another thread does, without holding up this one."""
+def wait_for(event: threading.Event) -> Any:
+    """Wait for an event of another thread without blocking this one."""
     return asyncio.to_thread(event.wait, SOON)
 
 
-async def beats(queue: AsyncQueue, id: str, count: int) -> None:
-    """Until the job's worker has said so often that it lives, since it started."""
+async def wait_for_heartbeats(queue: AsyncQueue, id: str, count: int) -> None:
+    """Wait until the job's worker has sent this many heartbeats since it started."""
     seen = -1
     reader = follow(queue._store, 0, entity_id=id)
     async for event in reader:
@@ -91,7 +91,7 @@ async def beats(queue: AsyncQueue, id: str, count: int) -> None:
 @in_memory
 @on_loop
 async def test_a_handler_whose_lease_cannot_be_proved_is_stopped_before_the_lease_ends(backend: Backend) -> None:
-    """When nobody answers, the next worker may be given the job at the end of the lease: be gone by then."""
+    """Without a response, another worker may get the job at the end of the lease: the handler must have ended."""
     stores: list[Watched] = []
 
     def watched(store: Store) -> Store:
@@ -107,12 +107,12 @@ async def test_a_handler_whose_lease_cannot_be_proved_is_stopped_before_the_leas
         ]
         running = [asyncio.ensure_future(worker.run()) for worker in workers]
         for watch in watches:
-            assert await happened(watch.has_begun)
-        await asyncio.gather(*(beats(queue, job.id, 1) for job in jobs))
+            assert await wait_for(watch.has_begun)
+        await asyncio.gather(*(wait_for_heartbeats(queue, job.id, 1) for job in jobs))
 
         stores[0].is_off = True
         for watch in watches:
-            assert await happened(watch.has_ended)
+            assert await wait_for(watch.has_ended)
 
         for watch in watches:
             assert watch.ended_at - stores[0].heard_at < TTL
@@ -139,9 +139,9 @@ async def test_a_handler_that_blocks_its_loop_does_not_stop_the_heartbeats(backe
         job = await queue.enqueue(1)
         worker = Worker(queue, blocking, ttl_seconds=TTL)
         running = asyncio.ensure_future(worker.run(until_empty=True))
-        assert await happened(has_begun)
+        assert await wait_for(has_begun)
 
-        await beats(queue, job.id, 3)
+        await wait_for_heartbeats(queue, job.id, 3)
         may_end.set()
         await running
 
@@ -152,8 +152,8 @@ async def test_a_handler_that_blocks_its_loop_does_not_stop_the_heartbeats(backe
 
 @in_memory
 @on_loop
-async def test_a_handler_whose_lease_was_taken_away_is_stopped_and_its_worker_goes_on(backend: Backend) -> None:
-    """An operator who stalls a job must not have to look for its process."""
+async def test_a_handler_whose_lease_was_revoked_is_stopped_and_its_worker_continues(backend: Backend) -> None:
+    """An operator who revokes a job's lease must not have to look for its process."""
     watch = Watch()
 
     async def first_is_endless(task: Task) -> str:
@@ -164,10 +164,10 @@ async def test_a_handler_whose_lease_was_taken_away_is_stopped_and_its_worker_go
     async with backend.queue() as queue:
         job, other = await queue.enqueue("endless", priority=1), await queue.enqueue("next")
         running = asyncio.ensure_future(Worker(queue, first_is_endless, ttl_seconds=TTL).run(until_empty=True))
-        assert await happened(watch.has_begun)
+        assert await wait_for(watch.has_begun)
 
         await queue.stall(job.id)
-        assert await happened(watch.has_ended)
+        assert await wait_for(watch.has_ended)
         with suppress(TimeoutError):
             await asyncio.wait_for(running, SOON)
 

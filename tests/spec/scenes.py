@@ -27,7 +27,7 @@ OWNED: Final = ("start", "heartbeat", "complete", "fail")
 OPERATIONS: Final = ("claimNext", *OWNED, "stall", "requeueStalled")
 
 
-def held(state: str = attempt.RUNNING, **spec: Any) -> tuple[Lab, Lease]:
+def leased_job(state: str = attempt.RUNNING, **spec: Any) -> tuple[Lab, Lease]:
     """Return a lab with a run whose only job is leased to w1, with its attempt in this state, and the lease."""
     lab = Lab()
     lab.register("w1")

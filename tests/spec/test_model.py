@@ -37,9 +37,9 @@ def job_events(lab: Lab, job_id: str) -> list[tuple[str, str]]:
 def running(**fields: Any) -> tuple[Lab, Lease]:
     """A run with one job that a worker executes."""
     lab = Lab().plan(task("a", **fields))
-    held = lab.claim(lab.attempt("a"))
-    lab.send(attempt.Heartbeat, held)
-    return lab, held
+    granted = lab.claim(lab.attempt("a"))
+    lab.send(attempt.Heartbeat, granted)
+    return lab, granted
 
 
 TAKEOVER: Final = [
@@ -115,15 +115,15 @@ def test_status_is_computed_from_the_record_and_is_what_the_events_show() -> Non
     lab.work("a")
     agree()
     lab.approve("g")
-    held = lab.claim(lab.attempt("b"))
+    granted = lab.claim(lab.attempt("b"))
     agree()
-    lab.send(attempt.Heartbeat, held)
-    lab.fail(held)
+    lab.send(attempt.Heartbeat, granted)
+    lab.fail(granted)
     agree()
-    held = lab.claim(lab.attempt("c"))
+    granted = lab.claim(lab.attempt("c"))
     lab.cancel_run()
     agree()
-    lab.send(attempt.CancelAck, held)
+    lab.send(attempt.CancelAck, granted)
     agree()
     lab.report()
     agree()
@@ -138,10 +138,10 @@ def test_status_is_computed_from_the_record_and_is_what_the_events_show() -> Non
 def test_a_complete_without_any_heartbeat_records_every_step_in_one_transaction() -> None:
     """Who reads the log sees a whole life, however little the runner said."""
     lab = Lab().plan(task("a"))
-    held = lab.claim(lab.attempt("a"))
+    granted = lab.claim(lab.attempt("a"))
     written = len(lab.log)
 
-    lab.after(5).complete(held)
+    lab.after(5).complete(granted)
 
     assert lab.steps("r1/a.1") == [
         *("CREATED", "QUEUED", "LEASED"),
@@ -167,16 +167,16 @@ def test_a_run_whose_first_progress_is_a_gate_records_that_it_ran() -> None:
 
 
 def _timed_out() -> tuple[Lab, Lease]:
-    lab, held = running(timeout_seconds=60)
+    lab, granted = running(timeout_seconds=60)
     lab.after(60).do(attempt.TimeOut(id="r1/a.1"))
-    return lab, held
+    return lab, granted
 
 
 def _forced() -> tuple[Lab, Lease]:
-    lab, held = running()
+    lab, granted = running()
     lab.cancel_run()
     lab.after(30).do(attempt.ForceCancel(id="r1/a.1"))
-    return lab, held
+    return lab, granted
 
 
 @pytest.mark.proves("MOD-2")
@@ -187,7 +187,7 @@ def test_what_the_orchestrator_ends_itself_it_takes_over(
     made: Callable[[], tuple[Lab, Lease]], named: list[str]
 ) -> None:
     """Document 004 sees a takeover, document 000 its one transition, and the runner's late word is stale."""
-    lab, held = made()
+    lab, granted = made()
 
     ended = lab.attempt("a")
 
@@ -196,20 +196,20 @@ def test_what_the_orchestrator_ends_itself_it_takes_over(
     assert ended.claims == 2
     assert ended.ended_lease is not None
     assert ended.ended_lease.state == lease.REVOKED
-    assert lab.stale(lab.message(attempt.Complete, held, is_success=True, exit_code=0)) == "LEASE_REVOKED"
+    assert lab.stale(lab.message(attempt.Complete, granted, is_success=True, exit_code=0)) == "LEASE_REVOKED"
     lab.verified()
 
 
 @pytest.mark.proves("MOD-2", "MOD-5")
 def test_too_many_lost_leases_end_in_a_takeover() -> None:
     """Document 004 sees the orchestrator claim what nobody could keep, and fail it."""
-    lab, held = running(max_lost_leases=0)
+    lab, granted = running(max_lost_leases=0)
 
     lab.after(120).do(attempt.Expire(id="r1/a.1"))
 
     assert job_events(lab, "r1/a.1")[-4:] == TAKEOVER
     assert lab.attempt("a").claims == 2
-    assert lab.stale(lab.message(attempt.Complete, held, is_success=True, exit_code=0)) == "LEASE_EXPIRED"
+    assert lab.stale(lab.message(attempt.Complete, granted, is_success=True, exit_code=0)) == "LEASE_EXPIRED"
     lab.verified()
 
 
@@ -264,11 +264,11 @@ def test_a_result_after_the_cancel_is_the_acknowledgement_and_not_accepted(
     message: type[attempt.Outcome], is_success: bool
 ) -> None:
     """Whoever canceled was told that it stops; a late success must not undo that."""
-    lab, held = running()
+    lab, granted = running()
     lab.cancel_run()
     brought = {"artifacts": [{"type": "log", "uri": "s3://logs/1"}]}
 
-    ended = lab.send(message, held, is_success=is_success, exit_code=int(not is_success), report=brought)
+    ended = lab.send(message, granted, is_success=is_success, exit_code=int(not is_success), report=brought)
 
     assert (ended.state, ended.result, ended.report) == (attempt.CANCELED, None, brought)
     assert attempt.complete_answer(ended) == (False, "CANCEL_REQUESTED")
@@ -303,15 +303,15 @@ def test_a_cancel_before_the_plan_is_remembered_and_applied_once_the_run_is_queu
 def test_a_cancel_needs_the_answer_of_a_runner_that_has_not_acknowledged_yet() -> None:
     """The job may already be on its way to the runner: only its word, or its silence, ends it."""
     lab = Lab().plan(task("a"))
-    held = lab.claim(lab.attempt("a"))
+    granted = lab.claim(lab.attempt("a"))
     lab.cancel_run()
     assert lab.attempt("a").state == attempt.CANCEL_REQUESTED
 
-    lab.send(attempt.Ack, held)
+    lab.send(attempt.Ack, granted)
     acknowledged = lab.attempt("a").lease
     assert acknowledged is not None
     assert (lab.attempt("a").state, acknowledged.state) == (attempt.CANCEL_REQUESTED, lease.ACTIVE)
-    lab.send(attempt.CancelAck, held)
+    lab.send(attempt.CancelAck, granted)
 
     assert lab.attempt("a").state == attempt.CANCELED
     lab.verified()

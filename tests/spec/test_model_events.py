@@ -51,16 +51,16 @@ def busy() -> Lab:
 def test_the_lease_id_is_in_no_record_and_in_no_log() -> None:
     """Whoever can read the store or the log must not be able to speak for a runner."""
     lab = Lab().plan(task("a"))
-    held = lab.claim(lab.attempt("a"))
-    lab.send(attempt.Heartbeat, held)
-    secret = held.token.rpartition(".")[2].encode()
+    granted = lab.claim(lab.attempt("a"))
+    lab.send(attempt.Heartbeat, granted)
+    secret = granted.token.rpartition(".")[2].encode()
 
     stored = [msgspec.json.encode(record) for record in lab.unit.records.values()]
     written = [*map(msgspec.json.encode, lab.log), *lab.canonical(), *lab.transitions(), *lab.job_events()]
 
     assert len(secret) >= ids.MIN_SECRET_CHARS
     assert not [text for text in (*stored, *written) if secret in text]
-    assert [text for text in stored if ids.lease_fingerprint(held.token).encode() in text]
+    assert [text for text in stored if ids.lease_fingerprint(granted.token).encode() in text]
 
 
 @pytest.mark.proves("MOD-L1", "MOD-L5")
@@ -107,8 +107,8 @@ def test_there_is_never_a_second_live_lease_and_the_log_remembers_the_earlier_on
     live = lab.queued().lease
     assert live is not None
     assert (live.number, live.worker_id) == (2, "w2")
-    told = [(line["entity_id"], line["to"]) for line in decoded(lab.canonical()) if line["entity"] == "lease"]
-    assert told == [("q1#1", "GRANTED"), ("q1#1", "EXPIRED"), ("q1#2", "GRANTED")]
+    transitions = [(line["entity_id"], line["to"]) for line in decoded(lab.canonical()) if line["entity"] == "lease"]
+    assert transitions == [("q1#1", "GRANTED"), ("q1#1", "EXPIRED"), ("q1#2", "GRANTED")]
 
 
 @pytest.mark.proves("MOD-L4")
@@ -124,8 +124,8 @@ def test_a_lease_is_active_once_acknowledged_and_revoked_when_the_window_closes(
 
     lab.after(0.1).do(attempt.RevokeUnaccepted(id="q1"))
     assert lab.stale(lab.message(attempt.Ack, lost)) == "LEASE_REVOKED"
-    held = lab.claim(lab.queued(), by="w2")
-    acknowledged = lab.send(attempt.Ack, held).lease
+    claimed = lab.claim(lab.queued(), by="w2")
+    acknowledged = lab.send(attempt.Ack, claimed).lease
 
     assert acknowledged is not None
     assert acknowledged.state == lease.ACTIVE
@@ -169,12 +169,12 @@ def test_a_message_of_a_dead_lease_is_stale_and_changes_nothing(
     """A runner that slept past its lease must stop, and must not touch its successor's attempt."""
     lab = Lab()
     lab.enqueue()
-    held = lab.claim(lab.queued(), by="w1")
-    lab.send(attempt.Heartbeat, held)
+    claimed = lab.claim(lab.queued(), by="w1")
+    lab.send(attempt.Heartbeat, claimed)
 
     made(lab)
 
-    assert lab.stale(lab.message(message, held)) == reason
+    assert lab.stale(lab.message(message, claimed)) == reason
 
 
 @pytest.mark.proves("MOD-L6")
@@ -184,14 +184,14 @@ def test_the_defaults_are_those_of_the_page() -> None:
     lab.create()
     lab.do(run.BeginPlanning(id="r1"))
     lab.plan(task("a"), id="r2")
-    held = lab.claim(lab.attempt("a", run_id="r2"))
-    given = lab.attempt("a", run_id="r2").lease
-    assert given is not None
+    claimed = lab.claim(lab.attempt("a", run_id="r2"))
+    granted = lab.attempt("a", run_id="r2").lease
+    assert granted is not None
 
-    lab.send(attempt.Start, held)
+    lab.send(attempt.Start, claimed)
     lab.cancel_run("r2")
 
-    assert (given.expires_at - START, given.accept_by - START) == (120 * SECOND, 30 * SECOND)
+    assert (granted.expires_at - START, granted.accept_by - START) == (120 * SECOND, 30 * SECOND)
     assert lab.attempt("a", run_id="r2").cancel_by - START == 30 * SECOND
     assert lab.attempt("a", run_id="r2").times_out_at - START == 3_600 * SECOND
     assert lab.run("r1").plan_by - START == 60 * SECOND
@@ -221,10 +221,10 @@ def test_an_event_has_its_fields_and_all_of_one_transaction_have_the_same_time()
 def test_one_transaction_has_one_time_even_when_a_record_was_written_later() -> None:
     """A clock that went back must not tear what happened together apart."""
     lab = Lab().plan(task("a"))
-    held = lab.claim(lab.attempt("a"))
-    lab.after(50).send(attempt.Heartbeat, held)  # Only the attempt has seen this time.
+    granted = lab.claim(lab.attempt("a"))
+    lab.after(50).send(attempt.Heartbeat, granted)  # Only the attempt has seen this time.
 
-    decision = lab.after(-40).do(lab.message(attempt.Complete, held, is_success=True, exit_code=0))
+    decision = lab.after(-40).do(lab.message(attempt.Complete, granted, is_success=True, exit_code=0))
 
     assert len({event.entity for event in decision.events}) == 3
     assert {event.at for event in decision.events} == {START + 50 * SECOND}
@@ -275,9 +275,9 @@ def test_the_triggers_of_workstreams_are_those_of_document_003() -> None:
     """A run's own words name document 000's rules, so the export translates them."""
     lines = [line for line in decoded(busy().transitions()) if line["event_type"] == "workstream_state_transition"]
 
-    told = {(line["from_state"], line["to_state"]): line["trigger"] for line in lines}
+    triggers = {(line["from_state"], line["to_state"]): line["trigger"] for line in lines}
 
-    assert told == {
+    assert triggers == {
         ("planned", "ready"): "all_tasks_created",
         ("ready", "executing"): "first_task_started",
         ("executing", "failed"): "critical_task_failed",
@@ -326,12 +326,12 @@ def test_the_severity_follows_document_003() -> None:
     lab.work("v", by="w2", run_id="r4")
     lab.do(job.Validate(id="r4/v", is_passed=False))
 
-    told = {
+    severities = {
         (line["event_type"].partition("_")[0], line["from_state"], line["to_state"]): line["severity"]
         for line in decoded(lab.transitions())
     }
 
-    assert {step: severity for step, severity in told.items() if severity != "info"} == {
+    assert {step: severity for step, severity in severities.items() if severity != "info"} == {
         ("task", "running", "retrying"): "warning",
         ("task", "running", "failed"): "error",
         ("task", "validating", "failed"): "error",

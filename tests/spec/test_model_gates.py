@@ -193,8 +193,8 @@ def test_one_rejection_is_enough() -> None:
 
     lab.do(reject("cyd", comment="not today"))
 
-    told = {"reason": "REJECTED", "comment": "not today", "plan_hash": "hash", "approvers": ["bob"]}
-    assert (lab.last(ID).trigger, lab.last(ID).metadata) == ("rejected", told)
+    metadata = {"reason": "REJECTED", "comment": "not today", "plan_hash": "hash", "approvers": ["bob"]}
+    assert (lab.last(ID).trigger, lab.last(ID).metadata) == ("rejected", metadata)
     assert status(lab) == "FAILED"
     lab.verified()
 

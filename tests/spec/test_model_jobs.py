@@ -94,13 +94,13 @@ def test_a_run_with_a_failed_job_goes_on_until_nothing_else_can_progress() -> No
 def test_under_fail_fast_the_run_fails_at_once_and_the_rest_is_canceled() -> None:
     """Who pays for the machines may prefer the first answer to all answers."""
     lab = Lab().plan(task("a"), task("b"), is_fail_fast=True)
-    held = lab.claim(lab.attempt("b"), by="w2")
+    lease = lab.claim(lab.attempt("b"), by="w2")
 
     lab.work("a", ok=False)
 
     assert lab.run().state == run.FAILED
     assert lab.attempt("b").state == attempt.CANCEL_REQUESTED
-    lab.send(attempt.CancelAck, held)
+    lab.send(attempt.CancelAck, lease)
     assert ends(lab, "b") == [(job.CANCELED, job.NOT_NEEDED)]
     lab.verified()
 
@@ -136,9 +136,9 @@ def test_a_run_waits_for_approval_exactly_while_one_waits_and_none_can_progress(
     lab = Lab().plan(gate("g"), task("a", max_attempts=2), task("b", "g"))
     states = [lab.run().state]
 
-    held = lab.claim(lab.attempt("a"))
+    lease = lab.claim(lab.attempt("a"))
     states.append(lab.run().state)
-    lab.fail(held)  # Its retry is still to come: it can progress.
+    lab.fail(lease)  # Its retry is still to come: it can progress.
     states.append(lab.run().state)
     lab.after(1_000).do(job.RetryDue(id="r1/a"))
     lab.work("a")
@@ -236,11 +236,11 @@ def test_a_terminal_record_never_changes_except_that_a_run_is_reported(ok: bool,
 def test_a_run_that_is_over_does_not_change_with_what_still_happens_to_its_jobs() -> None:
     """A runner that stops after the run has failed must not touch the outcome."""
     lab = Lab().plan(task("a"), task("b"), is_fail_fast=True)
-    held = lab.claim(lab.attempt("b"), by="w2")
+    lease = lab.claim(lab.attempt("b"), by="w2")
     lab.work("a", ok=False)
     over = lab.run()
 
-    lab.after(5).send(attempt.CancelAck, held)
+    lab.after(5).send(attempt.CancelAck, lease)
 
     assert lab.job("b").state == job.CANCELED
     assert lab.run() == over
@@ -288,12 +288,12 @@ def test_every_accepted_transition_is_one_event_and_one_rev() -> None:
 def test_a_rejected_or_repeated_message_leaves_no_event_and_every_rev_as_it_was() -> None:
     """Nothing happened, so nothing may be told."""
     lab = Lab().plan(task("a"))
-    held = lab.claim(lab.attempt("a"))
-    lab.complete(held)
+    lease = lab.claim(lab.attempt("a"))
+    lab.complete(lease)
     before, written = dict(lab.unit.records), len(lab.log)
 
-    lab.refused(lab.message(attempt.Complete, held, is_success=False))
-    decision = lab.do(lab.message(attempt.Complete, held, is_success=True, exit_code=0))
+    lab.refused(lab.message(attempt.Complete, lease, is_success=False))
+    decision = lab.do(lab.message(attempt.Complete, lease, is_success=True, exit_code=0))
 
     assert (decision.events, decision.changed) == ([], {})
     assert (lab.unit.records, len(lab.log)) == (before, written)

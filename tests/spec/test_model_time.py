@@ -11,7 +11,7 @@ from deltaci.core.errors import StaleLease
 from deltaci.core.events import Event
 from deltaci.core.instants import SECOND
 from tests.spec.logs import altered, line_of
-from tests.spec.scenes import ID, held
+from tests.spec.scenes import ID, leased_job
 from tests.support.lab import START, Lab, task
 
 # -- 4: the clock
@@ -20,10 +20,10 @@ from tests.support.lab import START, Lab, task
 @pytest.mark.proves("MOD-4")
 def test_a_clock_that_goes_backwards_does_not_shorten_a_lease() -> None:
     """The runner was promised its time, whatever the server's clock does."""
-    lab, given = held()
+    lab, granted = leased_job()
     promised = lab.attempt("build").lease
 
-    renewed = lab.after(-3_600).send(attempt.Heartbeat, given).lease
+    renewed = lab.after(-3_600).send(attempt.Heartbeat, granted).lease
 
     assert promised is not None
     assert renewed is not None
@@ -35,19 +35,19 @@ def test_a_clock_that_goes_backwards_does_not_shorten_a_lease() -> None:
 @pytest.mark.proves("MOD-4")
 def test_a_clock_that_goes_backwards_does_not_revive_a_lease() -> None:
     """What was declared over is over, even if the clock says that it is not yet."""
-    lab, given = held()
+    lab, granted = leased_job()
     lab.after(120).do(attempt.Expire(id=ID))
 
     lab.after(-60)
 
-    assert lab.stale(lab.message(attempt.Complete, given, is_success=True, exit_code=0)) == "LEASE_EXPIRED"
+    assert lab.stale(lab.message(attempt.Complete, granted, is_success=True, exit_code=0)) == "LEASE_EXPIRED"
 
 
 @pytest.mark.proves("MOD-4")
 def test_a_time_that_was_seen_counts_even_if_nothing_was_written_at_it() -> None:
     """A refused message leaves no event, yet the lease that was over then must not come back with the clock."""
-    lab, given = held()
-    beat = lab.message(attempt.Heartbeat, given)
+    lab, granted = leased_job()
+    beat = lab.message(attempt.Heartbeat, granted)
 
     assert lab.after(120).refused(run.TimeOut(id="nobody")).code == "not_found"
 
@@ -59,9 +59,9 @@ def test_a_time_that_was_seen_counts_even_if_nothing_was_written_at_it() -> None
 @pytest.mark.proves("MOD-4")
 def test_a_record_that_was_written_after_the_end_of_its_lease_keeps_that_lease_dead() -> None:
     """The record has seen a later time than the clock shows now, and that time counts."""
-    lab, given = held()
+    lab, granted = leased_job()
     lab.after(130).do(attempt.Cancel(id=ID, reason="why"))
-    late = lab.message(attempt.CancelAck, given)
+    late = lab.message(attempt.CancelAck, granted)
 
     lab.after(-60)
 
@@ -75,13 +75,13 @@ def test_every_layer_by_itself_withstands_a_clock_that_goes_backwards() -> None:
     """A queue may use the attempt alone, or the lease alone, so neither relies on the other for this."""
     lab = Lab()
     lab.enqueue()
-    given = lab.claim(lab.queued(), ttl_seconds=60)
-    record = lab.after(50).send(attempt.Heartbeat, given)
+    granted = lab.claim(lab.queued(), ttl_seconds=60)
+    record = lab.after(50).send(attempt.Heartbeat, granted)
     assert record.lease is not None
     events: list[Event] = []
 
     renewed = lease.change(record.lease, lease.Renew, START)
-    decided = attempt.decide(record, lab.message(attempt.Heartbeat, given), START, events)
+    decided = attempt.decide(record, lab.message(attempt.Heartbeat, granted), START, events)
 
     assert renewed.expires_at == record.lease.expires_at == START + 110 * SECOND
     assert (decided.updated_at, [event.at for event in events]) == (record.updated_at, [record.updated_at])
@@ -90,12 +90,12 @@ def test_every_layer_by_itself_withstands_a_clock_that_goes_backwards() -> None:
 @pytest.mark.proves("MOD-4")
 def test_nothing_that_a_runner_can_say_is_a_time_that_counts() -> None:
     """A runner whose clock is wrong could otherwise keep a job forever, or lose it at once."""
-    told = {"id", "actor", "request_id", "expected_rev", "lease", "tenant"}
-    told |= {"is_success", "exit_code", "result", "report", "facts", "rules", "verdict", "progress"}
+    fields = {"id", "actor", "request_id", "expected_rev", "lease", "tenant"}
+    fields |= {"is_success", "exit_code", "result", "report", "facts", "rules", "verdict", "progress"}
     messages = [kind for kind in attempt.MACHINE.commands if issubclass(kind, attempt.LeasedCommand)]
 
     assert len(messages) == 8
-    assert {field for kind in messages for field in kind.__struct_fields__} == told
+    assert {field for kind in messages for field in kind.__struct_fields__} == fields
 
 
 @pytest.mark.proves("MOD-4")
@@ -103,9 +103,9 @@ def test_nothing_that_a_runner_can_say_is_a_time_that_counts() -> None:
 def test_the_timeout_is_measured_by_the_store_from_running_on(seconds: int) -> None:
     """Waiting for a runner to start is not the job's fault."""
     lab = Lab().plan(task("build", timeout_seconds=60))
-    given = lab.claim(lab.attempt("build"))
-    lab.after(20).send(attempt.Ack, given)
-    lab.after(50).send(attempt.Start, given)
+    granted = lab.claim(lab.attempt("build"))
+    lab.after(20).send(attempt.Ack, granted)
+    lab.after(50).send(attempt.Start, granted)
 
     assert lab.after(59.9).refused(attempt.TimeOut(id=ID)).code == "not_due"
     lab.after(seconds - 59.9).do(attempt.TimeOut(id=ID))
@@ -116,10 +116,10 @@ def test_the_timeout_is_measured_by_the_store_from_running_on(seconds: int) -> N
 @pytest.mark.proves("MOD-4")
 def test_what_a_runner_says_about_time_is_recorded_and_nothing_relies_on_it() -> None:
     """Its clock may be years off; its report is kept as it was given, and the store's clock dates the end."""
-    lab, given = held()
+    lab, granted = leased_job()
     timings = {"timings": {"started_at": "2001-01-01T00:00:00Z", "finished_at": "2051-01-01T00:00:00Z"}}
 
-    ended = lab.after(7).complete(given, report=timings)
+    ended = lab.after(7).complete(granted, report=timings)
 
     assert ended.report == timings
     assert (ended.started_at, ended.updated_at, lab.job("build").completed_at) == (START, lab.now, lab.now)
@@ -152,12 +152,12 @@ def test_a_worker_that_is_given_up_early_keeps_others_out_until_its_lease_would_
     """It may still be at work: two workers that respect their leases never run an attempt together."""
     lab = Lab().plan(task("build"))
     lab.register("w1")
-    given = lab.claim(lab.attempt("build"), by="w1")
-    lab.send(attempt.Heartbeat, given)
+    granted = lab.claim(lab.attempt("build"), by="w1")
+    lab.send(attempt.Heartbeat, granted)
 
     lab.after(90).do(worker.MissHealthChecks(id="w1"))
 
-    assert lab.stale(lab.message(attempt.Heartbeat, given)) == "LEASE_REVOKED"
+    assert lab.stale(lab.message(attempt.Heartbeat, granted)) == "LEASE_REVOKED"
     assert lab.attempt("build").run_at == START + 120 * SECOND
     again = attempt.Grant(id=ID, actor="worker:w2", fingerprint="f" * 32)
     assert lab.after(29.9).refused(again).code == "not_due"
@@ -169,7 +169,7 @@ def test_a_worker_that_is_given_up_early_keeps_others_out_until_its_lease_would_
 @pytest.mark.proves("MOD-5")
 def test_the_retry_after_a_timeout_waits_until_the_old_lease_would_have_ended() -> None:
     """The runner that overran its time may not have heard of it yet."""
-    lab, _ = held(timeout_seconds=60, max_attempts=2, base_delay_seconds=1)
+    lab, _ = leased_job(timeout_seconds=60, max_attempts=2, base_delay_seconds=1)
 
     lab.after(60).do(attempt.TimeOut(id=ID))
 
@@ -183,7 +183,7 @@ def test_the_retry_after_a_timeout_waits_until_the_old_lease_would_have_ended() 
 @pytest.mark.parametrize("change", [{"lost_leases": 2}, {"reason": "NOT_ACCEPTED"}])
 def test_the_verifier_counts_lost_leases_itself(change: dict[str, Any]) -> None:
     """A log that counts wrongly would never give up, or give up too early."""
-    lab, _ = held()
+    lab, _ = leased_job()
     lab.after(120).do(attempt.Expire(id=ID))
     number = line_of(lab, ID, attempt.STALE)
 

@@ -37,9 +37,9 @@ def ended(outcome: str) -> Lab:
 def running(*others: Any, **fields: Any) -> tuple[Lab, Lease]:
     """A run whose job `build` is executed by a runner that said so."""
     lab = Lab().plan(task("build"), *others, **fields)
-    held = lab.claim(lab.attempt("build"))
-    lab.send(attempt.Heartbeat, held)
-    return lab, held
+    granted = lab.claim(lab.attempt("build"))
+    lab.send(attempt.Heartbeat, granted)
+    return lab, granted
 
 
 def seen_by_document_000(lab: Lab) -> list[str]:
@@ -182,7 +182,7 @@ def test_a_run_does_not_time_out_before_its_time_nor_before_it_runs() -> None:
 def test_a_run_that_took_too_long_is_timed_out_stopped_and_shown_as_failed() -> None:
     """The pipeline is bounded, and nobody who reads the outcome needs to know a fifth one."""
     lab = Lab().plan(task("build"), task("test", "build"), timeout_seconds=100)
-    held = lab.claim(lab.attempt("build"))
+    granted = lab.claim(lab.attempt("build"))
 
     lab.after(100).do(run.TimeOut(id="r1"))
 
@@ -191,7 +191,7 @@ def test_a_run_that_took_too_long_is_timed_out_stopped_and_shown_as_failed() -> 
     assert lab.job("test").state == job.CANCELED
     shown = [(steps.run_status(each), workstreams.workstream_state(each)) for each in (lab.run(), lab.report())]
     assert shown == [("FAILED", "failed"), ("FAILED", "failed")]
-    lab.send(attempt.CancelAck, held)
+    lab.send(attempt.CancelAck, granted)
     assert (lab.job("build").state, lab.job("build").reason) == (job.CANCELED, job.RUN_TIMEOUT)
     lab.verified()
 
@@ -335,11 +335,11 @@ def test_no_transition_leaves_reported() -> None:
 @pytest.mark.proves("ORC-R12")
 def test_a_job_that_ends_after_its_run_was_reported_does_not_move_the_run() -> None:
     """A runner may still be stopping when a run that fails fast is already published."""
-    lab, held = running(task("lint"), is_fail_fast=True)
+    lab, granted = running(task("lint"), is_fail_fast=True)
     lab.work("lint", "w2", ok=False)
     before = lab.report()
 
-    lab.send(attempt.CancelAck, held)
+    lab.send(attempt.CancelAck, granted)
 
     assert lab.job("build").state == job.CANCELED
     assert lab.run() == before
@@ -380,11 +380,11 @@ def test_a_job_fails_when_its_latest_attempt_failed_and_no_retry_remains(max_att
 @pytest.mark.proves("ORC-J3")
 def test_a_job_is_canceled_when_its_cancellation_is_final_and_not_when_it_is_requested() -> None:
     """Until the runner has stopped, the job is still running somewhere."""
-    lab, held = running(task("lint"))
+    lab, granted = running(task("lint"))
 
     lab.do(CancelJob(id="r1/build", actor="user:ada"))
     asked = lab.job("build").state
-    lab.send(attempt.CancelAck, held)
+    lab.send(attempt.CancelAck, granted)
 
     assert asked == job.RUNNING
     assert (lab.job("build").state, lab.job("build").reason) == (job.CANCELED, job.JOB_CANCELED)

@@ -11,7 +11,7 @@ from deltaci.core.decide import CancelJob
 from deltaci.core.events import ORCHESTRATOR
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
-from tests.spec.scenes import ID, MESSAGES, MICROSECOND, held
+from tests.spec.scenes import ID, MESSAGES, MICROSECOND, leased_job
 from tests.support.lab import Lab, Lease, task
 
 # What a runner says, one message after another, until its attempt is in this state.
@@ -20,22 +20,22 @@ ENDS = (attempt.SUCCEEDED, attempt.FAILED, attempt.CANCELED, attempt.TIMED_OUT)
 
 def ended(state: str) -> tuple[Lab, Lease]:
     """The same, its attempt over."""
-    lab, given = held(attempt.RUNNING)
+    lab, granted = leased_job(attempt.RUNNING)
     if state == attempt.CANCELED:
         lab.cancel_run()
-        lab.send(attempt.CancelAck, given)
+        lab.send(attempt.CancelAck, granted)
     elif state == attempt.TIMED_OUT:
         lab.after(attempt.TIMEOUT_SECONDS).do(attempt.TimeOut(id=ID))
     else:
-        lab.complete(given, ok=state == attempt.SUCCEEDED)
+        lab.complete(granted, ok=state == attempt.SUCCEEDED)
     assert lab.attempt("build").state == state
-    return lab, given
+    return lab, granted
 
 
 def lease_steps(lab: Lab, id: str = ID) -> list[str]:
     """The states that the leases of an attempt went through, renewals left out."""
-    told = [event.metadata["lease"] for event in lab.log if event.entity_id == id and "lease" in event.metadata]
-    return [each["to"] for each in told if each["from"] != each["to"]]
+    changes = [event.metadata["lease"] for event in lab.log if event.entity_id == id and "lease" in event.metadata]
+    return [each["to"] for each in changes if each["from"] != each["to"]]
 
 
 # -- from CREATED to an end
@@ -68,7 +68,7 @@ def test_an_attempt_is_born_by_being_published() -> None:
 @pytest.mark.parametrize("state", attempt.ACTIVE_STATES)
 def test_an_attempt_that_is_held_is_granted_to_nobody_else(state: str) -> None:
     """Two live leases would be two runners with the right to finish the same attempt."""
-    lab, given = held(state)
+    lab, granted = leased_job(state)
     before = lab.attempt("build").lease
 
     refusal = lab.refused(attempt.Grant(id=ID, actor="worker:w2", fingerprint="f"))
@@ -76,7 +76,7 @@ def test_an_attempt_that_is_held_is_granted_to_nobody_else(state: str) -> None:
     assert refusal.code == "wrong_state"
     assert lab.attempt("build").lease == before
     assert before is not None
-    assert before.fingerprint == given.ref.fingerprint
+    assert before.fingerprint == granted.ref.fingerprint
 
 
 @pytest.mark.proves("ORC-A2")
@@ -85,13 +85,13 @@ def test_only_a_runner_is_granted_a_queued_attempt() -> None:
     lab = Lab().plan(task("build"))
 
     refusal = lab.refused(attempt.Grant(id=ID, actor="user:eve", fingerprint="f"))
-    given = lab.claim(lab.attempt("build"), by="w7")
+    granted = lab.claim(lab.attempt("build"), by="w7")
 
     assert refusal.code == "wrong_actor"
     assert lab.steps(ID)[-2:] == [attempt.QUEUED, attempt.LEASED]
     live = lab.attempt("build").lease
     assert live is not None
-    assert (live.state, live.worker_id, live.fingerprint) == (lease.GRANTED, "w7", given.ref.fingerprint)
+    assert (live.state, live.worker_id, live.fingerprint) == (lease.GRANTED, "w7", granted.ref.fingerprint)
     assert (lab.job("build").state, lab.run().state) == (job.RUNNING, run.RUNNING)
     lab.verified()
 
@@ -99,11 +99,11 @@ def test_only_a_runner_is_granted_a_queued_attempt() -> None:
 @pytest.mark.proves("ORC-A3", "ORC-L1")
 def test_ack_lease_starts_the_attempt_and_activates_the_lease() -> None:
     """Only the runner that was given the lease can take the job."""
-    lab, given = held(attempt.LEASED)
-    other = Lease("w2", given.token)
+    lab, granted = leased_job(attempt.LEASED)
+    other = Lease("w2", granted.token)
 
     reason = lab.stale(lab.message(attempt.Ack, other))
-    lab.send(attempt.Ack, given)
+    lab.send(attempt.Ack, granted)
 
     assert reason == "UNKNOWN_LEASE"
     assert lab.steps(ID)[-2:] == [attempt.LEASED, attempt.STARTING]
@@ -115,9 +115,9 @@ def test_ack_lease_starts_the_attempt_and_activates_the_lease() -> None:
 @pytest.mark.parametrize("message", [attempt.Heartbeat, attempt.Start])
 def test_the_first_heartbeat_or_an_explicit_report_means_that_it_runs(message: type[LeasedCommand]) -> None:
     """The job's time runs from here, so a runner's first sign of life must not be missed."""
-    lab, given = held(attempt.STARTING)
+    lab, granted = leased_job(attempt.STARTING)
 
-    lab.after(7).send(message, given)
+    lab.after(7).send(message, granted)
 
     assert lab.steps(ID)[-2:] == [attempt.STARTING, attempt.RUNNING]
     assert lab.attempt("build").started_at == lab.now
@@ -128,10 +128,10 @@ def test_the_first_heartbeat_or_an_explicit_report_means_that_it_runs(message: t
 @pytest.mark.proves("ORC-A5")
 def test_the_upload_begins_when_the_runner_says_so_and_nobody_else_can_say_it() -> None:
     """Only the runner knows when its steps are over."""
-    lab, given = held(attempt.RUNNING)
+    lab, granted = leased_job(attempt.RUNNING)
 
-    refusal = lab.refused(attempt.BeginUpload(id=ID, actor="user:w1", lease=given.ref))
-    lab.send(attempt.BeginUpload, given)
+    refusal = lab.refused(attempt.BeginUpload(id=ID, actor="user:w1", lease=granted.ref))
+    lab.send(attempt.BeginUpload, granted)
 
     assert refusal.code == "wrong_actor"
     assert lab.steps(ID)[-2:] == [attempt.RUNNING, attempt.UPLOADING]
@@ -143,9 +143,9 @@ def test_the_upload_begins_when_the_runner_says_so_and_nobody_else_can_say_it() 
 @pytest.mark.parametrize("ok", [True, False])
 def test_an_accepted_complete_ends_the_attempt_whatever_was_reported_before(state: str, ok: bool) -> None:
     """Progress is best effort: the record of a silent runner ends as that of a talkative one."""
-    lab, given = held(state)
+    lab, granted = leased_job(state)
 
-    lab.complete(given, ok=ok)
+    lab.complete(granted, ok=ok)
 
     end = attempt.SUCCEEDED if ok else attempt.FAILED
     through = [attempt.QUEUED, attempt.LEASED, attempt.STARTING, attempt.RUNNING, attempt.UPLOADING, end]
@@ -157,11 +157,11 @@ def test_an_accepted_complete_ends_the_attempt_whatever_was_reported_before(stat
 @pytest.mark.proves("ORC-A6")
 def test_a_complete_is_not_accepted_from_anyone_but_the_runner_nor_when_it_contradicts_itself() -> None:
     """A result must come from whoever executed the attempt, and a success has exit code 0."""
-    lab, given = held(attempt.UPLOADING)
+    lab, granted = leased_job(attempt.UPLOADING)
 
-    forged = lab.refused(attempt.Complete(id=ID, actor="user:w1", lease=given.ref, is_success=True, exit_code=0))
-    absurd = lab.refused(lab.message(attempt.Complete, given, is_success=True, exit_code=3))
-    unproved = lab.refused(lab.message(attempt.Complete, given, is_success=True))
+    forged = lab.refused(attempt.Complete(id=ID, actor="user:w1", lease=granted.ref, is_success=True, exit_code=0))
+    absurd = lab.refused(lab.message(attempt.Complete, granted, is_success=True, exit_code=3))
+    unproved = lab.refused(lab.message(attempt.Complete, granted, is_success=True))
 
     assert (forged.code, absurd.code, unproved.code) == ("wrong_actor", "bad_request", "bad_request")
 
@@ -173,7 +173,7 @@ def test_a_complete_is_not_accepted_from_anyone_but_the_runner_nor_when_it_contr
 @pytest.mark.parametrize("state", attempt.ACTIVE_STATES)
 def test_a_lease_does_not_expire_before_its_ttl(state: str) -> None:
     """A runner that is only slow must not lose what it was promised."""
-    lab, _ = held(state)
+    lab, _ = leased_job(state)
 
     refusal = lab.after(lease.TTL_SECONDS - MICROSECOND).refused(attempt.Expire(id=ID))
 
@@ -184,7 +184,7 @@ def test_a_lease_does_not_expire_before_its_ttl(state: str) -> None:
 @pytest.mark.parametrize("state", attempt.ACTIVE_STATES)
 def test_a_lost_lease_queues_the_attempt_again(state: str) -> None:
     """A runner that died must not take its job with it; the job goes on under a new lease."""
-    lab, _ = held(state)
+    lab, _ = leased_job(state)
 
     lab.after(lease.TTL_SECONDS).do(attempt.Expire(id=ID))
     queued = lab.attempt("build")
@@ -201,7 +201,7 @@ def test_a_lost_lease_queues_the_attempt_again(state: str) -> None:
 @pytest.mark.proves("ORC-A7", "ORC-O3")
 def test_a_lost_attempt_is_tried_again_only_while_that_is_allowed() -> None:
     """A job that kills every runner must not go round for ever."""
-    lab, _ = held(attempt.LEASED)
+    lab, _ = leased_job(attempt.LEASED)
     lab.after(lease.TTL_SECONDS).do(attempt.Expire(id=ID))
 
     for number in range(attempt.MAX_LOST_LEASES):
@@ -221,11 +221,11 @@ def test_a_lost_attempt_is_tried_again_only_while_that_is_allowed() -> None:
 @pytest.mark.parametrize("state", [attempt.RUNNING, attempt.UPLOADING])
 def test_an_attempt_does_not_time_out_early(state: str) -> None:
     """The job's time is set by its plan and runs from the moment it runs."""
-    lab, given = held(attempt.STARTING, timeout_seconds=50)
+    lab, granted = leased_job(attempt.STARTING, timeout_seconds=50)
 
     waiting = lab.after(60).refused(attempt.TimeOut(id=ID))
     for message in MESSAGES[state][1:]:
-        lab.send(message, given)
+        lab.send(message, granted)
     early = lab.after(50 - MICROSECOND).refused(attempt.TimeOut(id=ID))
 
     assert (waiting.code, early.code) == ("wrong_state", "not_due")
@@ -234,14 +234,14 @@ def test_an_attempt_does_not_time_out_early(state: str) -> None:
 @pytest.mark.proves("ORC-A8", "ORC-T2", "ORC-L5")
 def test_an_attempt_that_exceeds_the_jobs_timeout_is_timed_out_and_its_lease_revoked() -> None:
     """Heartbeats prove that a runner lives, not that its job will ever end."""
-    lab, given = held(attempt.RUNNING, timeout_seconds=50)
-    lab.after(49).send(attempt.Heartbeat, given)
+    lab, granted = leased_job(attempt.RUNNING, timeout_seconds=50)
+    lab.after(49).send(attempt.Heartbeat, granted)
 
     lab.after(1).do(attempt.TimeOut(id=ID))
 
     assert lab.steps(ID)[-2:] == [attempt.RUNNING, attempt.TIMED_OUT]
     assert lease_steps(lab) == [lease.GRANTED, lease.ACTIVE, lease.REVOKED]
-    assert lab.stale(lab.message(attempt.Complete, given, is_success=True, exit_code=0)) == "LEASE_REVOKED"
+    assert lab.stale(lab.message(attempt.Complete, granted, is_success=True, exit_code=0)) == "LEASE_REVOKED"
     assert lab.job("build").state == job.FAILED
     lab.verified()
 
@@ -251,7 +251,7 @@ def test_an_attempt_that_exceeds_the_jobs_timeout_is_timed_out_and_its_lease_rev
 @pytest.mark.parametrize("command", [run.Cancel(id="r1", actor="user:ada"), CancelJob(id="r1/build", actor="user:ada")])
 def test_a_cancel_of_the_run_or_of_the_job_reaches_an_attempt_in_every_live_state(state: str, command: Command) -> None:
     """Whoever cancels need not know how far the work has come."""
-    lab = Lab().plan(task("build")) if state == attempt.QUEUED else held(state)[0]
+    lab = Lab().plan(task("build")) if state == attempt.QUEUED else leased_job(state)[0]
 
     lab.do(command)
 
@@ -264,9 +264,9 @@ def test_a_cancel_of_the_run_or_of_the_job_reaches_an_attempt_in_every_live_stat
 @pytest.mark.proves("ORC-A10", "ORC-L4")
 def test_a_cancel_is_not_finalized_before_it_was_requested_nor_before_its_deadline() -> None:
     """A runner that still has time to stop may still be writing what it has."""
-    lab, given = held(attempt.RUNNING)
+    lab, granted = leased_job(attempt.RUNNING)
 
-    unasked = lab.refused(lab.message(attempt.CancelAck, given))
+    unasked = lab.refused(lab.message(attempt.CancelAck, granted))
     unforced = lab.refused(attempt.ForceCancel(id=ID))
     lab.cancel_run()
     early = lab.after(lease.CANCEL_SECONDS - MICROSECOND).refused(attempt.ForceCancel(id=ID))
@@ -279,10 +279,10 @@ def test_a_cancel_is_not_finalized_before_it_was_requested_nor_before_its_deadli
 @pytest.mark.parametrize("state", attempt.ACTIVE_STATES)
 def test_cancel_ack_finalizes_a_requested_cancel(state: str) -> None:
     """The runner itself proves that nothing runs any more, so its lease ends well."""
-    lab, given = held(state)
+    lab, granted = leased_job(state)
     lab.cancel_run()
 
-    lab.send(attempt.CancelAck, given)
+    lab.send(attempt.CancelAck, granted)
 
     assert lab.steps(ID)[-2:] == [attempt.CANCEL_REQUESTED, attempt.CANCELED]
     assert lease_steps(lab) == [lease.GRANTED, lease.ACTIVE, lease.CANCELED]
@@ -294,7 +294,7 @@ def test_cancel_ack_finalizes_a_requested_cancel(state: str) -> None:
 @pytest.mark.parametrize("state", ENDS)
 def test_no_transition_leaves_the_end_of_an_attempt(state: str) -> None:
     """A retry is a new attempt, so an ended one stays what it was, timed out or not."""
-    lab, given = ended(state)
+    lab, granted = ended(state)
 
     commands: tuple[Command, ...] = (
         attempt.Grant(id=ID, actor="worker:w2", fingerprint="f"),
@@ -308,7 +308,7 @@ def test_no_transition_leaves_the_end_of_an_attempt(state: str) -> None:
     )
     codes = {lab.after(9999).refused(command).code for command in commands}
     says = (attempt.Ack, attempt.Start, attempt.Extend, attempt.Heartbeat, attempt.BeginUpload)
-    codes |= {lab.refused(lab.message(message, given)).code for message in says}
+    codes |= {lab.refused(lab.message(message, granted)).code for message in says}
 
     assert codes == {"wrong_state", "stale_lease"}
     assert state in attempt.TERMINAL
@@ -321,13 +321,13 @@ def test_no_transition_leaves_the_end_of_an_attempt(state: str) -> None:
 @pytest.mark.proves("ORC-L3")
 def test_an_accepted_complete_completes_an_active_lease() -> None:
     """The lease ends with the result, so that its runner is free and its token worthless."""
-    lab, given = held(attempt.RUNNING)
+    lab, granted = leased_job(attempt.RUNNING)
 
-    lab.complete(given)
+    lab.complete(granted)
 
     assert lease_steps(lab) == [lease.GRANTED, lease.ACTIVE, lease.COMPLETED]
     assert lab.worker_record("w1").state == worker.IDLE
-    assert lab.stale(lab.message(attempt.Heartbeat, given)) == "LEASE_COMPLETED"
+    assert lab.stale(lab.message(attempt.Heartbeat, granted)) == "LEASE_COMPLETED"
     lab.verified()
 
 
@@ -335,7 +335,7 @@ def test_an_accepted_complete_completes_an_active_lease() -> None:
 @pytest.mark.parametrize("actor", ["worker:w1", "worker:w2"])
 def test_a_runner_cannot_revoke_a_lease(actor: str) -> None:
     """Taking the right back is for the orchestrator alone."""
-    lab, _ = held(attempt.LEASED)
+    lab, _ = leased_job(attempt.LEASED)
 
     refusals = [
         lab.refused(command)
@@ -349,20 +349,20 @@ def test_a_runner_cannot_revoke_a_lease(actor: str) -> None:
 @pytest.mark.parametrize("state", attempt.ACTIVE_STATES)
 def test_the_orchestrator_revokes_the_leases_of_a_worker_that_it_gave_up(state: str) -> None:
     """Whether the lease was acknowledged or not, its runner must not finish the attempt any more."""
-    lab, given = held(state)
+    lab, granted = leased_job(state)
 
     lab.do(worker.MissHealthChecks(id="w1"))
 
     before = lease.GRANTED if state == attempt.LEASED else lease.ACTIVE
     assert lease_steps(lab)[-2:] == [before, lease.REVOKED]
-    assert lab.stale(lab.message(attempt.Complete, given, is_success=True, exit_code=0)) == "LEASE_REVOKED"
+    assert lab.stale(lab.message(attempt.Complete, granted, is_success=True, exit_code=0)) == "LEASE_REVOKED"
     lab.verified()
 
 
 @pytest.mark.proves("ORC-LF1")
 def test_one_attempt_has_one_live_lease_however_often_it_is_lost() -> None:
     """A new lease is granted only after the old one ended, and the log shows it."""
-    lab, _ = held(attempt.RUNNING)
+    lab, _ = leased_job(attempt.RUNNING)
 
     for name in ("w2", "w3"):
         lab.after(lease.TTL_SECONDS).do(attempt.Expire(id=ID))
@@ -380,9 +380,9 @@ def test_one_attempt_has_one_live_lease_however_often_it_is_lost() -> None:
 @pytest.mark.parametrize("end", ["expired", "revoked", "replaced", "forged"])
 def test_complete_and_cancel_ack_count_only_under_the_active_lease(message: type[LeasedCommand], end: str) -> None:
     """Whoever is not the current owner knows nothing about the state of the attempt."""
-    lab, given = held(attempt.RUNNING)
+    lab, granted = leased_job(attempt.RUNNING)
     if end == "forged":
-        given = Lease("w1", ids.lease_id(ID, 1, "another-secret-of-16"))
+        granted = Lease("w1", ids.lease_id(ID, 1, "another-secret-of-16"))
     elif end == "expired":
         lab.after(lease.TTL_SECONDS)
     else:
@@ -391,7 +391,7 @@ def test_complete_and_cancel_ack_count_only_under_the_active_lease(message: type
         lab.after(lease.TTL_SECONDS).claim(lab.attempt("build"), by="w2")
     fields = {"is_success": True, "exit_code": 0} if message is attempt.Complete else {}
 
-    reason = lab.stale(lab.message(message, given, **fields))
+    reason = lab.stale(lab.message(message, granted, **fields))
 
     wanted = {"expired": "LEASE_EXPIRED", "forged": "UNKNOWN_LEASE"}
     assert reason == wanted.get(end, "LEASE_REVOKED")
@@ -401,7 +401,7 @@ def test_complete_and_cancel_ack_count_only_under_the_active_lease(message: type
 @pytest.mark.parametrize("ok", [True, False])
 def test_a_zombie_cannot_complete_its_successors_attempt(ok: bool) -> None:
     """A runner that slept past its lease must not touch the result of the next one."""
-    lab, old = held(attempt.RUNNING)
+    lab, old = leased_job(attempt.RUNNING)
     lab.after(lease.TTL_SECONDS).do(attempt.Expire(id=ID))
     new = lab.claim(lab.attempt("build"), by="w2")
 
@@ -423,11 +423,11 @@ def test_a_zombie_cannot_complete_its_successors_attempt(ok: bool) -> None:
 )
 def test_any_message_under_an_expired_or_revoked_lease_is_stale(state: str, message: type[LeasedCommand]) -> None:
     """A dead lease stays dead, whatever its runner still has to say."""
-    lab, given = held(attempt.RUNNING)
+    lab, granted = leased_job(attempt.RUNNING)
     if state == lease.EXPIRED:
         lab.after(lease.TTL_SECONDS).do(attempt.Expire(id=ID))
     else:
         lab.do(worker.MissHealthChecks(id="w1"))
 
-    assert lab.stale(lab.message(message, given)) == f"LEASE_{state}"
+    assert lab.stale(lab.message(message, granted)) == f"LEASE_{state}"
     assert lab.attempt("build").state == attempt.QUEUED

@@ -123,8 +123,8 @@ def test_a_failed_plan_fails_the_run_in_the_same_decision() -> None:
     lab.after(1).do(run.PlanFailed(id="r1", error="the planner crashed"))
 
     assert lab.steps("r1") == [run.CREATED, run.PLANNING, run.PLAN_FAILED, run.FAILED]
-    told = [event.metadata["error"] for event in lab.log if event.to == run.PLAN_FAILED]
-    assert told == ["the planner crashed"]
+    errors = [event.metadata["error"] for event in lab.log if event.to == run.PLAN_FAILED]
+    assert errors == ["the planner crashed"]
     assert (lab.run().conclusion, lab.run().reason) == (run.FAILED, "PLAN_FAILED")
     assert lab.refused(Plan(id="r1", jobs=(task("build"),))).code == "wrong_state"
     lab.verified()

@@ -23,16 +23,16 @@ def running(*others: Any, **spec: Any) -> tuple[Lab, Lease]:
     lab = Lab()
     lab.register("w1")
     lab.plan(task("build", **spec), *others)
-    held = lab.claim(lab.attempt("build"))
-    lab.send(attempt.Heartbeat, held)
-    return lab, held
+    granted = lab.claim(lab.attempt("build"))
+    lab.send(attempt.Heartbeat, granted)
+    return lab, granted
 
 
 def canceling(**spec: Any) -> tuple[Lab, Lease]:
     """The same, asked to stop."""
-    lab, held = running(**spec)
+    lab, granted = running(**spec)
     lab.cancel_run()
-    return lab, held
+    return lab, granted
 
 
 # -- cancellation
@@ -57,11 +57,11 @@ def test_no_work_starts_in_a_run_that_is_being_canceled() -> None:
 @pytest.mark.proves("ORC-C1")
 def test_a_cancel_moves_the_run_and_its_active_jobs_and_the_next_heartbeat_tells_the_runner() -> None:
     """The runner asks the orchestrator anyway, so it learns of the cancel and its deadline at once."""
-    lab, held = running(task("lint"))
+    lab, granted = running(task("lint"))
     other = lab.claim(lab.attempt("lint"), by="w2")
 
     lab.cancel_run()
-    answer = lab.after(1).send(attempt.Heartbeat, held)
+    answer = lab.after(1).send(attempt.Heartbeat, granted)
 
     states = {lab.run().state, lab.attempt("build").state, lab.attempt("lint").state}
     assert states == {"CANCEL_REQUESTED"}
@@ -74,8 +74,8 @@ def test_a_cancel_moves_the_run_and_its_active_jobs_and_the_next_heartbeat_tells
 @pytest.mark.proves("ORC-C2", "ORC-T4", "ORC-A10")
 def test_a_cancel_that_nobody_acknowledges_is_finished_by_force_at_its_deadline() -> None:
     """Without force a runner that hangs would hang its run as well, and heartbeats buy it no time."""
-    lab, held = canceling()
-    lab.after(lease.CANCEL_SECONDS - MICROSECOND).send(attempt.Heartbeat, held)
+    lab, granted = canceling()
+    lab.after(lease.CANCEL_SECONDS - MICROSECOND).send(attempt.Heartbeat, granted)
     early = lab.refused(attempt.ForceCancel(id=ID))
 
     lab.after(MICROSECOND).do(attempt.ForceCancel(id=ID))
@@ -108,7 +108,7 @@ def test_a_queued_job_without_a_live_lease_is_canceled_at_once(is_lost: bool) ->
 @pytest.mark.proves("ORC-C4")
 def test_a_forced_cancel_keeps_all_that_is_known_of_the_attempt() -> None:
     """Whoever looks for the reason of a hang needs what the runner did before it hung."""
-    lab, held = canceling(work={"steps": ["make"]})
+    lab, granted = canceling(work={"steps": ["make"]})
     before, events = lab.attempt("build"), list(lab.log)
 
     lab.after(lease.CANCEL_SECONDS).do(attempt.ForceCancel(id=ID))
@@ -119,7 +119,7 @@ def test_a_forced_cancel_keeps_all_that_is_known_of_the_attempt() -> None:
     assert changed == {"state", "rev", "updated_at", "lease", "ended_lease", "claims", "fence_until", "error"}
     assert (record.spec, record.started_at, record.index) == ({"steps": ["make"]}, before.started_at, 1)
     assert record.ended_lease is not None
-    assert record.ended_lease.worker_id == held.worker_id
+    assert record.ended_lease.worker_id == granted.worker_id
     assert lab.log[: len(events)] == events
     lab.verified()
 
@@ -128,11 +128,11 @@ def test_a_forced_cancel_keeps_all_that_is_known_of_the_attempt() -> None:
 @pytest.mark.parametrize("ok", [True, False])
 def test_a_late_complete_after_a_forced_cancel_is_not_accepted(ok: bool) -> None:
     """The run was already called canceled; a result that arrives now cannot change that."""
-    lab, held = canceling()
+    lab, granted = canceling()
     lab.after(lease.CANCEL_SECONDS).do(attempt.ForceCancel(id=ID))
 
-    complete = lab.stale(lab.message(attempt.Complete, held, is_success=ok))
-    acknowledged = lab.stale(lab.message(attempt.CancelAck, held))
+    complete = lab.stale(lab.message(attempt.Complete, granted, is_success=ok))
+    acknowledged = lab.stale(lab.message(attempt.CancelAck, granted))
 
     assert (complete, acknowledged) == ("LEASE_REVOKED", "LEASE_REVOKED")
     assert lab.attempt("build").state == attempt.CANCELED
@@ -154,9 +154,9 @@ def test_a_late_complete_after_a_forced_cancel_is_not_accepted(ok: bool) -> None
 )
 def test_a_failure_that_would_come_again_is_never_retried(facts: Facts) -> None:
     """A retry of what the change itself broke costs time and hides nothing."""
-    lab, held = running(max_attempts=5)
+    lab, granted = running(max_attempts=5)
 
-    lab.complete(held, ok=False, facts=facts)
+    lab.complete(granted, ok=False, facts=facts)
 
     assert (lab.job("build").state, lab.job("build").attempts) == (job.FAILED, 1)
     assert lab.refused(job.RetryDue(id="r1/build")).code == "wrong_state"
@@ -167,8 +167,8 @@ def test_a_failure_that_would_come_again_is_never_retried(facts: Facts) -> None:
 @pytest.mark.parametrize("actor", ["worker:w1", "user:ada"])
 def test_nobody_but_the_orchestrator_can_order_a_retry(actor: str) -> None:
     """A runner or a person that could would undo every limit on retries."""
-    lab, held = running(max_attempts=2)
-    lab.fail(held)
+    lab, granted = running(max_attempts=2)
+    lab.fail(granted)
 
     refusal = lab.after(600).refused(job.RetryDue(id="r1/build", actor=actor))
 
@@ -190,9 +190,9 @@ def test_nobody_but_the_orchestrator_can_order_a_retry(actor: str) -> None:
 )
 def test_a_transient_failure_is_retried_by_rule(facts: Facts, failure_class: str) -> None:
     """What went wrong around the change is not the change's fault, and the event says so."""
-    lab, held = running(max_attempts=2)
+    lab, granted = running(max_attempts=2)
 
-    lab.complete(held, ok=False, facts=facts)
+    lab.complete(granted, ok=False, facts=facts)
     told = lab.last("r1/build").metadata
     early = lab.refused(job.RetryDue(id="r1/build"))
     lab.after(600).do(job.RetryDue(id="r1/build"))
@@ -206,9 +206,9 @@ def test_a_transient_failure_is_retried_by_rule(facts: Facts, failure_class: str
 @pytest.mark.parametrize("end", [attempt.FAILED, attempt.TIMED_OUT])
 def test_a_retry_is_a_new_attempt_that_can_be_leased_and_the_old_one_stays_as_it_ended(end: str) -> None:
     """Each attempt keeps its own life, so nothing of the first is lost and nothing of it decides."""
-    lab, held = running(max_attempts=2)
+    lab, granted = running(max_attempts=2)
     if end == attempt.FAILED:
-        lab.fail(held)
+        lab.fail(granted)
     else:
         lab.after(attempt.TIMEOUT_SECONDS).do(attempt.TimeOut(id=ID))
     old = lab.attempt("build")
@@ -228,13 +228,13 @@ def test_a_retry_is_a_new_attempt_that_can_be_leased_and_the_old_one_stays_as_it
 @pytest.mark.proves("ORC-A11", "ORC-O3")
 def test_retries_end_when_no_attempt_remains() -> None:
     """A failure that never goes away must not be retried for ever."""
-    lab, held = running(max_attempts=3)
+    lab, granted = running(max_attempts=3)
 
     for _ in range(2):
-        lab.fail(held)
+        lab.fail(granted)
         lab.after(600).do(job.RetryDue(id="r1/build"))
-        held = lab.claim(lab.attempt("build"))
-    lab.fail(held)
+        granted = lab.claim(lab.attempt("build"))
+    lab.fail(granted)
 
     assert (lab.job("build").state, lab.job("build").attempts) == (job.FAILED, 3)
     assert lab.run().state == run.FAILED
@@ -246,9 +246,9 @@ def test_retries_end_when_no_attempt_remains() -> None:
 def test_every_cancellation_ends_within_a_limit_of_time(silence: type[Command]) -> None:
     """Whatever a runner fails to do, one of the orchestrator's own limits ends the wait."""
     lab = Lab().plan(task("build"))
-    held = lab.claim(lab.attempt("build"))
+    granted = lab.claim(lab.attempt("build"))
     if silence is not attempt.RevokeUnaccepted:
-        lab.send(attempt.Ack, held)
+        lab.send(attempt.Ack, granted)
     lab.cancel_run()
 
     lab.after(max(lease.TTL_SECONDS, lease.ACCEPT_SECONDS, lease.CANCEL_SECONDS)).do(silence(id=ID))
@@ -282,13 +282,13 @@ def waiting(what: str) -> Lab:
         return lab
     lab.plan(gate("build", approval_seconds=40) if what == "asking" else task("build", max_attempts=2))
     if what != "asking":
-        held = lab.claim(lab.attempt("build"))
+        granted = lab.claim(lab.attempt("build"))
         if what != "leased":
-            lab.send(attempt.Heartbeat, held)
+            lab.send(attempt.Heartbeat, granted)
         if what == "canceling":
             lab.cancel_run()
         if what == "retrying":
-            lab.fail(held)
+            lab.fail(granted)
     return lab
 
 
@@ -322,11 +322,11 @@ def test_a_timeout_is_a_transition_of_the_orchestrator_and_time_alone_changes_no
 
 def sent(message: type[LeasedCommand]) -> tuple[Lab, LeasedCommand]:
     """A message that was sent and applied, its answer lost."""
-    lab, held = canceling() if message is attempt.CancelAck else running()
+    lab, granted = canceling() if message is attempt.CancelAck else running()
     if message is attempt.Ack:
-        held = lab.claim(lab.enqueue("q1"), by="w2")
+        granted = lab.claim(lab.enqueue("q1"), by="w2")
     fields: dict[str, Any] = {"is_success": True, "exit_code": 0} if issubclass(message, attempt.Outcome) else {}
-    said = lab.message(message, held, request_id="m1", **fields)
+    said = lab.message(message, granted, request_id="m1", **fields)
     lab.do(said)
     return lab, said
 
@@ -388,24 +388,24 @@ def test_a_repeated_delivery_grants_no_second_lease() -> None:
 @pytest.mark.proves("ORC-I3")
 def test_a_delivery_that_is_processed_again_after_the_end_has_no_effect() -> None:
     """A queue may redeliver what was finished long ago."""
-    lab, held = running()
-    lab.complete(held)
+    lab, granted = running()
+    lab.complete(granted)
 
-    granted = lab.refused(attempt.Grant(id=ID, actor="worker:w2", fingerprint="f"))
-    planned = lab.refused(Plan(id="r1", jobs=(task("build"),)))
+    grant_refusal = lab.refused(attempt.Grant(id=ID, actor="worker:w2", fingerprint="f"))
+    plan_refusal = lab.refused(Plan(id="r1", jobs=(task("build"),)))
 
-    assert (granted.code, planned.code) == ("wrong_state", "wrong_state")
+    assert (grant_refusal.code, plan_refusal.code) == ("wrong_state", "wrong_state")
 
 
 @pytest.mark.proves("ORC-I4")
 def test_one_request_id_stands_for_one_logical_message() -> None:
     """The same id with other content is a mistake and never a repeat; another id is another message."""
-    lab, held = running()
-    lab.do(lab.message(attempt.Heartbeat, held, request_id="m1"))
+    lab, granted = running()
+    lab.do(lab.message(attempt.Heartbeat, granted, request_id="m1"))
     rev = lab.attempt("build").rev
 
-    reused = lab.refused(lab.message(attempt.BeginUpload, held, request_id="m1"))
-    lab.after(1).do(lab.message(attempt.Heartbeat, held, request_id="m2"))
+    reused = lab.refused(lab.message(attempt.BeginUpload, granted, request_id="m1"))
+    lab.after(1).do(lab.message(attempt.Heartbeat, granted, request_id="m2"))
 
     assert reused.code == "request_id_reused"
     assert lab.attempt("build").rev == rev + 1
@@ -414,14 +414,14 @@ def test_one_request_id_stands_for_one_logical_message() -> None:
 @pytest.mark.proves("ORC-I5")
 def test_every_accepted_message_leaves_one_event_by_which_its_repeat_is_found() -> None:
     """The log tells who asked for what, and the record which requests it has seen."""
-    lab, held = running()
+    lab, granted = running()
 
     for request in ("m1", "m2"):
-        lab.after(1).do(lab.message(attempt.Heartbeat, held, request_id=request))
+        lab.after(1).do(lab.message(attempt.Heartbeat, granted, request_id=request))
     lab.do(CancelJob(id="r1/build", actor="user:ada", request_id="c1"))
 
-    told = [(e.request_id, e.actor, e.to) for e in lab.log if e.entity_id == ID and e.request_id]
-    assert told == [
+    requests = [(e.request_id, e.actor, e.to) for e in lab.log if e.entity_id == ID and e.request_id]
+    assert requests == [
         ("m1", "worker:w1", attempt.RUNNING),
         ("m2", "worker:w1", attempt.RUNNING),
         ("c1", "user:ada", attempt.CANCEL_REQUESTED),

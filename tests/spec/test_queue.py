@@ -43,14 +43,14 @@ def job_in(status: str) -> tuple[Lab, Lease]:
     lab.enqueue()
     if status == "queued":
         return lab, Lease("w1", f"q1.1.{'x' * 16}")
-    held = lab.claim(lab.queued(), by="w1")
+    claimed = lab.claim(lab.queued(), by="w1")
     if status == "stalled":
         lab.do(attempt.Stall(id="q1"))
     elif status != "claimed":
-        lab.send(attempt.Start, held)
+        lab.send(attempt.Start, claimed)
         if status in ("succeeded", "failed"):
-            lab.send(attempt.Finish, held, is_success=status == "succeeded", exit_code=int(status == "failed"))
-    return lab, held
+            lab.send(attempt.Finish, claimed, is_success=status == "succeeded", exit_code=int(status == "failed"))
+    return lab, claimed
 
 
 # -- transitions
@@ -62,9 +62,9 @@ def job_in(status: str) -> tuple[Lab, Lease]:
 )
 def test_an_operation_is_refused_in_every_status_that_the_table_does_not_name(name: str, status: str) -> None:
     """A queue that lets anything else through cannot promise what its statuses mean."""
-    lab, held = job_in(status)
+    lab, granted = job_in(status)
 
-    lab.refused(operation(lab, name, held))
+    lab.refused(operation(lab, name, granted))
 
     assert job_status(lab.queued()) == status
 
@@ -73,10 +73,10 @@ def test_an_operation_is_refused_in_every_status_that_the_table_does_not_name(na
 @pytest.mark.parametrize(("name", "status"), sorted(REFLECTED))
 def test_a_message_whose_outcome_is_already_there_changes_nothing(name: str, status: str) -> None:
     """A worker whose answer was lost asks again, and must neither fail nor count twice."""
-    lab, held = job_in(status)
+    lab, granted = job_in(status)
     before = lab.queued()
 
-    decision = lab.do(operation(lab, name, held))
+    decision = lab.do(operation(lab, name, granted))
 
     assert (decision.events, decision.changed) == ([], {})
     assert lab.queued() == before
@@ -141,12 +141,12 @@ def test_a_claim_takes_a_queued_job_and_counts_one_attempt() -> None:
 )
 def test_an_operation_leads_where_the_table_says_and_appends_its_event(name: str, status: str) -> None:
     """The table of operations is the contract: where it leads, that `rev` grows, and what is written down."""
-    lab, held = job_in(status)
+    lab, granted = job_in(status)
     before, target = lab.queued(), ALLOWED[name, status]
     exported = len(lab.job_events())
     lab.after(120 if (name, status) == ("claimNext", "stalled") else 1)
 
-    decision = lab.do(operation(lab, name, held, request_id="q-1"))
+    decision = lab.do(operation(lab, name, granted, request_id="q-1"))
 
     appended = [msgspec.json.decode(line) for line in lab.job_events()[exported:]]
     assert job_status(lab.queued()) == target
@@ -163,10 +163,10 @@ def test_an_operation_leads_where_the_table_says_and_appends_its_event(name: str
 @pytest.mark.parametrize("status", ["claimed", "running"])
 def test_a_heartbeat_keeps_the_status_and_extends_the_lease(status: str) -> None:
     """A worker that says that it lives keeps the job, whether or not it started it."""
-    lab, held = job_in(status)
+    lab, granted = job_in(status)
     before = lab.queued()
 
-    after = lab.after(100).send(attempt.Extend, held)
+    after = lab.after(100).send(attempt.Extend, granted)
 
     assert job_status(after) == status
     assert after.lease is not None
@@ -178,12 +178,12 @@ def test_a_heartbeat_keeps_the_status_and_extends_the_lease(status: str) -> None
 @pytest.mark.proves("QUE-S3", "QUE-S6")
 def test_an_owner_that_does_not_heartbeat_loses_the_job() -> None:
     """A running job whose owner is silent would otherwise be stuck forever."""
-    lab, held = job_in("running")
+    lab, granted = job_in("running")
 
     lab.after(120).do(attempt.Expire(id="q1"))
 
     assert lab.steps("q1")[-2:] == [attempt.STALE, attempt.QUEUED]
-    assert lab.stale(lab.message(attempt.Extend, held)) == "LEASE_EXPIRED"
+    assert lab.stale(lab.message(attempt.Extend, granted)) == "LEASE_EXPIRED"
 
 
 HANDED_BACK: Final = attempt.Stall(id="q1", reason=attempt.HANDED_BACK)
@@ -193,12 +193,12 @@ HANDED_BACK: Final = attempt.Stall(id="q1", reason=attempt.HANDED_BACK)
 @pytest.mark.parametrize("is_requeued", [False, True])
 def test_a_stalled_job_is_claimed_again_only_when_its_old_lease_would_have_ended(is_requeued: bool) -> None:
     """Its owner may still be at work until then, whether the job is reclaimed directly or through the queue."""
-    lab, held = job_in("running")
+    lab, granted = job_in("running")
     lab.after(10).do(attempt.Stall(id="q1"))
     if is_requeued:
         lab.do(attempt.Requeue(id="q1"))
 
-    early = lab.after(109.999999).refused(operation(lab, "claimNext", held))
+    early = lab.after(109.999999).refused(operation(lab, "claimNext", granted))
     lab.after(0.000001).claim(lab.queued(), by="w2")
 
     assert early.code == "not_due"
@@ -215,10 +215,10 @@ def test_a_stalled_job_is_claimed_again_only_when_its_old_lease_would_have_ended
 )
 def test_a_job_that_nobody_can_be_working_on_is_claimed_again_at_once(order: Command, after: int) -> None:
     """Its owner gave it back, never took it or has let its time run out: there is nobody to wait for."""
-    lab, held = job_in("claimed")
+    lab, granted = job_in("claimed")
 
     lab.after(after).do(order)
-    lab.do(operation(lab, "claimNext", held))
+    lab.do(operation(lab, "claimNext", granted))
 
     assert job_status(lab.queued()) == "claimed"
     assert lab.queued().claims == 2
@@ -239,9 +239,9 @@ def test_a_job_that_is_handed_back_is_queued_in_the_same_decision() -> None:
 @pytest.mark.proves("QUE-T7", "QUE-N4")
 def test_who_completes_a_job_through_the_queue_need_not_name_an_exit_code() -> None:
     """Document 004 knows none: to complete is to say that it ended well, and that is what is recorded."""
-    lab, held = job_in("running")
+    lab, granted = job_in("running")
 
-    ended = lab.send(attempt.Finish, held, is_success=True, report={"summary": "done"})
+    ended = lab.send(attempt.Finish, granted, is_success=True, report={"summary": "done"})
 
     assert (job_status(ended), ended.result, ended.report) == ("succeeded", {}, {"summary": "done"})
     assert lab.last("q1").metadata["exit_code"] == 0
@@ -260,9 +260,9 @@ def test_a_job_that_one_worker_has_is_refused_to_every_other(status: str) -> Non
     refusal = lab.refused(operation(lab, "claimNext", Lease("w2", "")))
 
     assert refusal.code == "wrong_state"
-    held = lab.queued().lease
-    assert held is not None
-    assert held.worker_id == "w1"
+    granted = lab.queued().lease
+    assert granted is not None
+    assert granted.worker_id == "w1"
 
 
 @pytest.mark.proves("QUE-S2")
@@ -280,12 +280,12 @@ def test_a_claimed_job_has_an_active_lease_and_is_not_started() -> None:
 @pytest.mark.parametrize("name", OWNED)
 def test_the_last_owner_of_a_stalled_job_is_no_longer_trusted(name: str) -> None:
     """Recovery must never lead to a silent second execution, so the old owner's word is worth nothing."""
-    lab, held = job_in("stalled")
+    lab, granted = job_in("stalled")
 
-    assert lab.stale(operation(lab, name, held)) == "LEASE_REVOKED"
+    assert lab.stale(operation(lab, name, granted)) == "LEASE_REVOKED"
 
     lab.after(120).claim(lab.queued(), by="w2")
-    assert lab.stale(operation(lab, name, held)) == "LEASE_REVOKED"
+    assert lab.stale(operation(lab, name, granted)) == "LEASE_REVOKED"
     assert job_status(lab.queued()) == "claimed"
 
 
@@ -293,9 +293,9 @@ def test_the_last_owner_of_a_stalled_job_is_no_longer_trusted(name: str) -> None
 def test_a_stalled_job_is_not_over() -> None:
     """Orphaned is a state to recover from: by a reclaim or by the queue."""
     for name in ("claimNext", "requeueStalled"):
-        lab, held = job_in("stalled")
+        lab, granted = job_in("stalled")
 
-        lab.after(120).do(operation(lab, name, held))
+        lab.after(120).do(operation(lab, name, granted))
 
         assert job_status(lab.queued()) == ALLOWED[name, "stalled"]
 

@@ -31,12 +31,12 @@ def ready_for(name: str) -> tuple[Lab, Lease]:
     status = FROM.get(name, "running")
     if status == "queued":
         return lab, Lease("w1", "")
-    held = lab.claim(lab.queued(), by="w1")
+    claimed = lab.claim(lab.queued(), by="w1")
     if status == "running":
-        lab.send(attempt.Start, held)
+        lab.send(attempt.Start, claimed)
     elif status == "stalled":
         lab.do(attempt.Stall(id="q1"))
-    return lab, held
+    return lab, claimed
 
 
 def whole_life() -> Lab:
@@ -46,9 +46,9 @@ def whole_life() -> Lab:
     lab.after(120).claim(lab.queued(), by="w2")
     lab.after(1).do(attempt.Stall(id="q1", request_id="stall-2"))
     lab.after(1).do(attempt.Requeue(id="q1"))
-    held = lab.after(120).claim(lab.queued(), by="w3")
-    lab.after(1).send(attempt.Extend, held)
-    lab.after(1).complete(held)
+    claimed = lab.after(120).claim(lab.queued(), by="w3")
+    lab.after(1).send(attempt.Extend, claimed)
+    lab.after(1).complete(claimed)
     return lab
 
 
@@ -64,13 +64,13 @@ def job_events(lab: Lab) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_is_refused_on_another_rev_and_accepted_on_the_expected_one(name: str) -> None:
     """Whoever decided on an older record must read it again: this is what keeps two writers apart."""
-    lab, held = ready_for(name)
+    lab, granted = ready_for(name)
     rev = lab.queued().rev
 
     for other in (rev - 1, rev + 1):
-        assert lab.refused(operation(lab, name, held, expected_rev=other)).code == "stale_rev"
+        assert lab.refused(operation(lab, name, granted, expected_rev=other)).code == "stale_rev"
 
-    assert lab.do(operation(lab, name, held, expected_rev=rev)).events
+    assert lab.do(operation(lab, name, granted, expected_rev=rev)).events
 
 
 @pytest.mark.proves("QUE-C2")
@@ -78,10 +78,10 @@ def test_only_the_owner_may_finish_a_job() -> None:
     """A runner that was never granted the job must not touch it, whatever it claims to know."""
     lab = Lab()
     lab.enqueue()
-    held = lab.claim(lab.queued(), by="w1")
-    held.worker_id = "w2"
+    claimed = lab.claim(lab.queued(), by="w1")
+    claimed.worker_id = "w2"
 
-    reason = lab.stale(lab.message(attempt.Complete, held, is_success=True, exit_code=0))
+    reason = lab.stale(lab.message(attempt.Complete, claimed, is_success=True, exit_code=0))
 
     assert reason == "UNKNOWN_LEASE"
     assert job_status(lab.queued()) == "claimed"
@@ -92,20 +92,20 @@ def test_only_the_owner_may_finish_a_job() -> None:
 @pytest.mark.parametrize("actor", ["worker:w2", "orchestrator", "user:ada", "reporter"])
 def test_an_operation_of_the_owner_is_refused_to_everyone_else(name: str, actor: str) -> None:
     """Even the right lease in the wrong hands, or no worker at all, must not change the job."""
-    lab, held = ready_for(name)
-    stolen = msgspec.structs.replace(operation(lab, name, held), actor=actor)
+    lab, granted = ready_for(name)
+    stolen = msgspec.structs.replace(operation(lab, name, granted), actor=actor)
 
     lab.refused(stolen)
 
-    assert lab.do(operation(lab, name, held)).events
+    assert lab.do(operation(lab, name, granted)).events
 
 
 @pytest.mark.proves("QUE-C2")
 @pytest.mark.parametrize("number", [2, 3, 5])
 def test_the_verifier_finds_a_job_event_that_is_not_its_owners(number: int) -> None:
     """A log in which a stranger starts, keeps or finishes a job shows a broken queue."""
-    lab, held = ready_for("complete")
-    lab.complete(held)
+    lab, granted = ready_for("complete")
+    lab.complete(granted)
 
     rules = altered(lab.job_events(), lambda log: log[number].update(actor="worker:w9"))
 
@@ -117,14 +117,14 @@ def test_the_verifier_finds_a_job_event_that_is_not_its_owners(number: int) -> N
 @pytest.mark.parametrize("name", ["stall", "requeueStalled"])
 def test_a_system_transition_needs_no_owner_but_the_right_rev_and_source(name: str) -> None:
     """The system speaks when no owner can; it must still not overwrite what it has not seen."""
-    lab, held = ready_for(name)
+    lab, granted = ready_for(name)
     rev = lab.queued().rev
 
-    assert lab.refused(operation(lab, name, held, expected_rev=rev - 1)).code == "stale_rev"
-    lab.do(operation(lab, name, held, expected_rev=rev))
+    assert lab.refused(operation(lab, name, granted, expected_rev=rev - 1)).code == "stale_rev"
+    lab.do(operation(lab, name, granted, expected_rev=rev))
 
     assert lab.last("q1").actor == "orchestrator"
-    assert lab.refused(operation(lab, name, held)).code == "wrong_state"
+    assert lab.refused(operation(lab, name, granted)).code == "wrong_state"
 
 
 # -- repeats
@@ -134,9 +134,9 @@ def test_a_system_transition_needs_no_owner_but_the_right_rev_and_source(name: s
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_carries_its_request_id_into_the_record_and_the_events(name: str) -> None:
     """A retry can only be recognised by the id that the first try left behind."""
-    lab, held = ready_for(name)
+    lab, granted = ready_for(name)
 
-    decision = lab.do(operation(lab, name, held, request_id="q-1"))
+    decision = lab.do(operation(lab, name, granted, request_id="q-1"))
 
     assert {event.request_id for event in decision.events} == {"q-1"}
     assert [request.partition(" ")[0] for request in lab.queued().requests] == ["q-1"]
@@ -146,8 +146,8 @@ def test_every_operation_carries_its_request_id_into_the_record_and_the_events(n
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_repeat_with_the_same_request_id_is_a_success_that_changes_nothing(name: str) -> None:
     """Networks deliver twice: no claim may be counted again and no terminal write made again."""
-    lab, held = ready_for(name)
-    again = operation(lab, name, held, request_id="q-1")
+    lab, granted = ready_for(name)
+    again = operation(lab, name, granted, request_id="q-1")
     lab.do(again)
     before, written = lab.queued(), len(lab.log)
 
@@ -162,13 +162,13 @@ def test_a_repeat_with_the_same_request_id_is_a_success_that_changes_nothing(nam
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_repeat_is_recognised_whatever_rev_it_expects(name: str) -> None:
     """Who repeats a request may have read the record in between; the first try has moved it on by itself."""
-    lab, held = ready_for(name)
+    lab, granted = ready_for(name)
     rev = lab.queued().rev
-    lab.do(operation(lab, name, held, request_id="q-1", expected_rev=rev))
+    lab.do(operation(lab, name, granted, request_id="q-1", expected_rev=rev))
     before = lab.queued()
 
     for expected in (rev, before.rev, before.rev + 7, None):
-        decision = lab.do(operation(lab, name, held, request_id="q-1", expected_rev=expected))
+        decision = lab.do(operation(lab, name, granted, request_id="q-1", expected_rev=expected))
         assert (decision.events, decision.changed) == ([], {})
 
     assert lab.queued() == before
@@ -177,10 +177,10 @@ def test_a_repeat_is_recognised_whatever_rev_it_expects(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if name not in ("start", "complete", "fail")])
 def test_a_second_request_with_another_id_is_no_repeat(name: str) -> None:
     """What only looks the same must be judged anew: a heartbeat counts again, a second claim is refused."""
-    lab, held = ready_for(name)
-    lab.do(operation(lab, name, held, request_id="q-1"))
+    lab, granted = ready_for(name)
+    lab.do(operation(lab, name, granted, request_id="q-1"))
 
-    other = operation(lab, name, held, request_id="q-2")
+    other = operation(lab, name, granted, request_id="q-2")
 
     if name == "heartbeat":
         assert lab.do(other).events
@@ -190,8 +190,8 @@ def test_a_second_request_with_another_id_is_no_repeat(name: str) -> None:
 
 def test_a_request_id_that_was_used_for_something_else_is_refused() -> None:
     """Answering it with success would hide an order that was never carried out."""
-    lab, held = ready_for("stall")
-    lab.do(operation(lab, "heartbeat", held, request_id="q-1"))
+    lab, granted = ready_for("stall")
+    lab.do(operation(lab, "heartbeat", granted, request_id="q-1"))
 
     refusal = lab.refused(attempt.Stall(id="q1", request_id="q-1"))
 
@@ -211,17 +211,17 @@ def test_the_verifier_finds_a_request_that_was_applied_twice() -> None:
 @pytest.mark.parametrize("is_success", [True, False])
 def test_a_finished_job_never_changes_again(is_success: bool) -> None:
     """Somebody has already acted upon the outcome."""
-    lab, held = ready_for("complete")
-    lab.send(attempt.Finish, held, is_success=is_success)
+    lab, granted = ready_for("complete")
+    lab.send(attempt.Finish, granted, is_success=is_success)
     final = lab.queued()
-    opposite = lab.message(attempt.Finish, held, is_success=not is_success)
+    opposite = lab.message(attempt.Finish, granted, is_success=not is_success)
     system = (attempt.Stall, attempt.Requeue, attempt.Expire, attempt.RevokeUnaccepted, attempt.TimeOut)
 
     lab.after(10_000)
     lab.refused(opposite)
-    lab.refused(lab.message(attempt.Complete, held, is_success=not is_success))
-    lab.refused(operation(lab, "heartbeat", held))
-    lab.refused(operation(lab, "claimNext", held))
+    lab.refused(lab.message(attempt.Complete, granted, is_success=not is_success))
+    lab.refused(operation(lab, "heartbeat", granted))
+    lab.refused(operation(lab, "claimNext", granted))
     lab.refused(attempt.Cancel(id="q1", reason="too late"))
     lab.refused(attempt.ForceCancel(id="q1"))
     for order in system:
@@ -264,9 +264,9 @@ def test_the_count_starts_at_zero_and_grows_by_one_exactly_at_a_claim() -> None:
 @pytest.mark.parametrize("name", [*OWNED, "stall", "requeueStalled"])
 def test_no_operation_but_the_claim_changes_the_count(name: str) -> None:
     """The count would otherwise say nothing about how often somebody took the job."""
-    lab, held = ready_for(name)
+    lab, granted = ready_for(name)
 
-    lab.do(operation(lab, name, held))
+    lab.do(operation(lab, name, granted))
 
     assert lab.queued().claims == 1
 
@@ -356,9 +356,9 @@ def test_how_long_a_lease_lasts_is_decided_outside_the_contract(ttl: int, accept
 
     lab.claim(lab.queued(), ttl_seconds=ttl, accept_seconds=accept)
 
-    held = lab.queued().lease
-    assert held is not None
-    assert (held.expires_at, held.accept_by) == (START + ttl * 1_000_000, START + accept * 1_000_000)
+    granted = lab.queued().lease
+    assert granted is not None
+    assert (granted.expires_at, granted.accept_by) == (START + ttl * 1_000_000, START + accept * 1_000_000)
     lab.do(attempt.Stall(id="q1"))
     assert job_status(lab.queued()) == "stalled"
 

@@ -13,7 +13,7 @@ from deltaci.core.failures import Facts
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
 from deltaci.core.worker import Worker
-from tests.spec.scenes import ID, MESSAGES, grant, held, live
+from tests.spec.scenes import ID, MESSAGES, grant, leased_job, live
 from tests.support.lab import Lab, Lease, task
 
 SAYS: list[type[LeasedCommand]] = [
@@ -28,10 +28,10 @@ SAYS: list[type[LeasedCommand]] = [
 ]
 
 
-def message(lab: Lab, kind: type[LeasedCommand], given: Lease) -> LeasedCommand:
+def message(lab: Lab, kind: type[LeasedCommand], granted: Lease) -> LeasedCommand:
     """A message of this kind with everything that it needs."""
     fields = {"is_success": True, "exit_code": 0} if issubclass(kind, attempt.Outcome) else {}
-    return lab.message(kind, given, **fields)
+    return lab.message(kind, granted, **fields)
 
 
 # -- key ideas
@@ -41,10 +41,10 @@ def message(lab: Lab, kind: type[LeasedCommand], given: Lease) -> LeasedCommand:
 @pytest.mark.parametrize("kind", SAYS)
 def test_a_runner_without_the_lease_can_do_nothing_with_an_attempt(kind: type[LeasedCommand]) -> None:
     """Execution needs a lease: knowing the attempt, its number and even its token is not enough."""
-    lab, given = held(attempt.RUNNING)
+    lab, granted = leased_job(attempt.RUNNING)
     queued = lab.enqueue("q1")
 
-    stolen = lab.stale(message(lab, kind, Lease("w2", given.token)))
+    stolen = lab.stale(message(lab, kind, Lease("w2", granted.token)))
     guessed = lab.stale(message(lab, kind, Lease("w2", ids.lease_id(queued.id, 1, "a-guess-of-16-chars"))))
 
     assert (stolen, guessed) == ("UNKNOWN_LEASE", "UNKNOWN_LEASE")
@@ -53,22 +53,22 @@ def test_a_runner_without_the_lease_can_do_nothing_with_an_attempt(kind: type[Le
 @pytest.mark.proves("PRO-K1", "PRO-D1", "PRO-D2")
 def test_a_runner_that_heartbeats_at_its_interval_keeps_its_lease() -> None:
     """The TTL leaves room for several heartbeats, so that one lost message loses nothing."""
-    lab, given = held()
+    lab, granted = leased_job()
 
     for _ in range(2 * lease.TTL_SECONDS // lease.HEARTBEAT_SECONDS):
-        lab.after(lease.HEARTBEAT_SECONDS).send(attempt.Heartbeat, given)
+        lab.after(lease.HEARTBEAT_SECONDS).send(attempt.Heartbeat, granted)
         assert lab.refused(attempt.Expire(id=ID)).code == "not_due"
 
     assert (lease.TTL_SECONDS, lease.HEARTBEAT_SECONDS) == (120, 20)
     assert live(lab).expires_at == lab.now + 120 * SECOND
-    assert lab.complete(given).state == attempt.SUCCEEDED
+    assert lab.complete(granted).state == attempt.SUCCEEDED
     lab.verified()
 
 
 @pytest.mark.proves("PRO-K2", "PRO-K3", "PRO-F3")
 def test_of_several_runners_with_the_same_job_only_the_current_lease_finalizes_it() -> None:
     """Delivery is at least once; the fence makes the end happen once."""
-    lab, first = held()
+    lab, first = leased_job()
     lab.after(lease.TTL_SECONDS).do(attempt.Expire(id=ID))
     second = lab.claim(lab.attempt("build"), by="w2")
 
@@ -86,11 +86,11 @@ def test_of_several_runners_with_the_same_job_only_the_current_lease_finalizes_i
 @pytest.mark.proves("PRO-K4", "PRO-Q11")
 def test_a_cancel_has_two_phases() -> None:
     """The orchestrator asks, the runner answers; in between it is known that it was asked."""
-    lab, given = held()
+    lab, granted = leased_job()
 
     lab.cancel_run()
     asked = (lab.run().state, lab.attempt("build").state, live(lab).state)
-    lab.send(attempt.CancelAck, given)
+    lab.send(attempt.CancelAck, granted)
 
     assert asked == (run.CANCEL_REQUESTED, attempt.CANCEL_REQUESTED, lease.ACTIVE)
     assert (lab.run().state, lab.attempt("build").state) == (run.CANCELED, attempt.CANCELED)
@@ -110,9 +110,9 @@ def test_a_runner_id_is_unique_and_a_runner_takes_one_job_it_is_able_to_do() -> 
 
     twin = lab.refused(NewRecord(id="w1", record=Worker(id="w1")))
     unable = lab.refused(grant(lab, "sign"))
-    given = lab.claim(lab.attempt("build"), by="w1")
+    granted = lab.claim(lab.attempt("build"), by="w1")
     second = lab.refused(grant(lab, "lint"))
-    lab.complete(given)
+    lab.complete(granted)
     lab.claim(lab.attempt("lint"), by="w1")
 
     assert (twin.code, unable.code, second.code) == ("bad_request", "not_eligible", "worker_full")
@@ -140,14 +140,14 @@ def test_a_job_id_is_unique_across_runs_and_names_the_run_that_owns_it() -> None
 @pytest.mark.proves("PRO-N3")
 def test_a_lease_id_cannot_be_guessed_from_what_others_can_see() -> None:
     """The attempt and the number are in every log, so the secret alone must make the difference."""
-    lab, given = held()
+    lab, granted = leased_job()
 
     guess = lab.stale(message(lab, attempt.Heartbeat, Lease("w1", ids.lease_id(ID, 1, "0" * 32))))
     with pytest.raises(StaleLease) as short:
         ids.lease_ref(ids.lease_id(ID, 1, "0" * 15))
 
     assert (guess, short.value.reason) == ("UNKNOWN_LEASE", "UNKNOWN_LEASE")
-    assert lab.send(attempt.Heartbeat, given).state == attempt.RUNNING
+    assert lab.send(attempt.Heartbeat, granted).state == attempt.RUNNING
 
 
 @pytest.mark.proves("PRO-N3")
@@ -192,7 +192,7 @@ def test_each_lease_has_its_own_id_and_its_own_ttl() -> None:
 )
 def test_a_runner_cannot_decide_what_is_the_orchestrators(command: Command) -> None:
     """Leases, final statuses, retries and the end of a cancellation are not the runner's to write."""
-    lab, _ = held()
+    lab, _ = leased_job()
 
     refusal = lab.after(9999).refused(msgspec.structs.replace(command, actor="worker:w1"))
 
@@ -202,10 +202,10 @@ def test_a_runner_cannot_decide_what_is_the_orchestrators(command: Command) -> N
 @pytest.mark.proves("PRO-U1")
 def test_the_orchestrator_has_the_last_word_over_what_a_runner_reports() -> None:
     """A success that comes after a cancel was requested is heard, and the attempt is canceled."""
-    lab, given = held()
+    lab, granted = leased_job()
     lab.cancel_run()
 
-    ended = lab.complete(given, ok=True)
+    ended = lab.complete(granted, ok=True)
 
     assert ended.state == attempt.CANCELED
     assert attempt.complete_answer(ended) == (False, "CANCEL_REQUESTED")
@@ -216,8 +216,8 @@ def test_the_orchestrator_has_the_last_word_over_what_a_runner_reports() -> None
 @pytest.mark.parametrize("actor", ["user:w1", "reporter:w1"])
 def test_nobody_else_can_say_what_was_executed(actor: str) -> None:
     """Even with the runner's token, a result that was not seen by the runner is made up."""
-    lab, given = held()
-    said = message(lab, attempt.Complete, given)
+    lab, granted = leased_job()
+    said = message(lab, attempt.Complete, granted)
 
     refusal = lab.refused(msgspec.structs.replace(said, actor=actor))
 
@@ -228,11 +228,11 @@ def test_nobody_else_can_say_what_was_executed(actor: str) -> None:
 @pytest.mark.parametrize("exit_code", [0, 3])
 def test_the_runners_word_on_exit_code_and_artifacts_is_recorded_as_it_was_given(exit_code: int) -> None:
     """The orchestrator was not there: it judges the result and never rewrites it."""
-    lab, given = held(attempt.LEASED)
+    lab, granted = leased_job(attempt.LEASED)
     brought = {"artifacts": [{"type": "junit", "uri": "s3://bucket/junit.xml"}], "summary": "3 of 40 failed"}
     output = None if exit_code else {"output": "42"}
 
-    ended = lab.complete(given, ok=not exit_code, exit_code=exit_code, result=output, report=brought)
+    ended = lab.complete(granted, ok=not exit_code, exit_code=exit_code, result=output, report=brought)
 
     told = next(event for event in lab.log if event.entity_id == ID and event.to == ended.state)
     assert (ended.state, told.metadata["exit_code"]) == ("FAILED" if exit_code else "SUCCEEDED", exit_code)
@@ -244,9 +244,9 @@ def test_the_runners_word_on_exit_code_and_artifacts_is_recorded_as_it_was_given
 @pytest.mark.parametrize("kind", [attempt.CancelAck, attempt.Complete, attempt.Finish])
 def test_what_a_runner_brings_along_is_kept_when_it_was_asked_to_stop(kind: type[LeasedCommand]) -> None:
     """A partial log is all that remains of a canceled attempt."""
-    lab, given = held()
+    lab, granted = leased_job()
     lab.cancel_run()
-    said = msgspec.structs.replace(message(lab, kind, given), report={"artifacts": [{"type": "log", "uri": "x"}]})
+    said = msgspec.structs.replace(message(lab, kind, granted), report={"artifacts": [{"type": "log", "uri": "x"}]})
 
     lab.do(said)
 
@@ -258,9 +258,9 @@ def test_what_a_runner_brings_along_is_kept_when_it_was_asked_to_stop(kind: type
 def reached(state: str) -> tuple[Lab, Lease]:
     """An attempt of the plain queue in any of its states, with the last lease that was granted."""
     lab = Lab()
-    given = lab.claim(lab.enqueue("q1"))
+    granted = lab.claim(lab.enqueue("q1"))
     for said in MESSAGES.get(state, MESSAGES[attempt.RUNNING]):
-        lab.send(said, given)
+        lab.send(said, granted)
     if state in (attempt.STALE, attempt.QUEUED):
         lab.do(attempt.Stall(id="q1"))
     if state == attempt.QUEUED:
@@ -268,21 +268,21 @@ def reached(state: str) -> tuple[Lab, Lease]:
     if state in (attempt.CANCEL_REQUESTED, attempt.CANCELED):
         lab.do(attempt.Cancel(id="q1", reason="TEST"))
     if state == attempt.CANCELED:
-        lab.send(attempt.CancelAck, given)
+        lab.send(attempt.CancelAck, granted)
     if state == attempt.TIMED_OUT:
         lab.after(attempt.TIMEOUT_SECONDS).do(attempt.TimeOut(id="q1"))
     if state in (attempt.SUCCEEDED, attempt.FAILED):
-        lab.complete(given, ok=state == attempt.SUCCEEDED)
+        lab.complete(granted, ok=state == attempt.SUCCEEDED)
     assert lab.queued().state == state
-    return lab, given
+    return lab, granted
 
 
 @pytest.mark.proves("PRO-U3")
 @pytest.mark.parametrize("state", [state for state in attempt.MACHINE.states if state != attempt.CREATED])
 def test_a_message_for_which_no_rule_exists_is_refused(state: str) -> None:
     """Behaviour that nobody described is behaviour that nobody may come to rely on."""
-    lab, given = reached(state)
-    orders: list[Command] = [message(lab, kind, given) for kind in SAYS]
+    lab, granted = reached(state)
+    orders: list[Command] = [message(lab, kind, granted) for kind in SAYS]
     orders += [attempt.Grant(id="q1", actor="worker:w2", fingerprint="f"), attempt.Cancel(id="q1", reason="TEST")]
     orders += [
         kind(id="q1")
@@ -319,7 +319,7 @@ def test_a_message_for_which_no_rule_exists_is_refused(state: str) -> None:
 )
 def test_a_message_with_an_unknown_lease_id_is_stale(token: str, kind: type[LeasedCommand]) -> None:
     """A runner must stop in the same way whether its attempt is unknown, or only its lease, or neither makes sense."""
-    lab, _ = held()
+    lab, _ = leased_job()
 
     assert lab.stale(message(lab, kind, Lease("w1", token))) == "UNKNOWN_LEASE"
 
@@ -328,13 +328,13 @@ def test_a_message_with_an_unknown_lease_id_is_stale(token: str, kind: type[Leas
 @pytest.mark.parametrize("kind", SAYS)
 def test_a_message_with_an_expired_lease_id_is_stale(kind: type[LeasedCommand]) -> None:
     """Expired is expired before anybody has noticed it as well as afterwards."""
-    lab, given = held()
+    lab, granted = leased_job()
     lab.after(lease.TTL_SECONDS)
 
-    unnoticed = lab.stale(message(lab, kind, given))
+    unnoticed = lab.stale(message(lab, kind, granted))
     lab.do(attempt.Expire(id=ID))
 
-    assert (unnoticed, lab.stale(message(lab, kind, given))) == ("LEASE_EXPIRED", "LEASE_EXPIRED")
+    assert (unnoticed, lab.stale(message(lab, kind, granted))) == ("LEASE_EXPIRED", "LEASE_EXPIRED")
 
 
 # -- retries
@@ -345,9 +345,9 @@ def test_a_message_with_an_expired_lease_id_is_stale(kind: type[LeasedCommand]) 
 def test_a_runner_reports_facts_and_cannot_call_its_failure_retryable(claim: dict[str, object]) -> None:
     """A runner that could would undo every limit on retries: whatever its report says is kept and not obeyed."""
     fields = set(attempt.Complete.__struct_fields__) - set(attempt.LeasedCommand.__struct_fields__)
-    lab, given = held(max_attempts=3)
+    lab, granted = leased_job(max_attempts=3)
 
-    ended = lab.complete(given, ok=False, exit_code=1, result=claim, report=claim)
+    ended = lab.complete(granted, ok=False, exit_code=1, result=claim, report=claim)
 
     assert fields == {"is_success", "exit_code", "result", "report", "facts", "rules", "verdict"}
     assert ended.error is not None
@@ -360,9 +360,9 @@ def test_a_runner_reports_facts_and_cannot_call_its_failure_retryable(claim: dic
 @pytest.mark.parametrize(("flaky", "state"), [((), job.FAILED), (("test_net",), job.RETRYING)])
 def test_the_same_report_is_retried_or_not_by_what_the_orchestrator_knows(flaky: tuple[str, ...], state: str) -> None:
     """The exit code and the failed tests are the runner's; which tests are flaky it cannot know."""
-    lab, given = held(max_attempts=3)
+    lab, granted = leased_job(max_attempts=3)
 
-    lab.complete(given, ok=False, exit_code=1, facts=Facts(failed_tests=("test_net",), flaky_tests=flaky))
+    lab.complete(granted, ok=False, exit_code=1, facts=Facts(failed_tests=("test_net",), flaky_tests=flaky))
 
     assert lab.job("build").state == state
     assert lab.last("r1/build").actor == "orchestrator"

@@ -37,11 +37,11 @@ def test_a_run_is_pending_until_a_worker_claims_its_first_step() -> None:
 def test_a_run_waits_when_it_reaches_a_gate_and_not_before() -> None:
     """A gate asks people only when the work before it is complete."""
     lab = Lab().plan(task("a"), gate("g", "a"), task("b", "g"))
-    held = lab.claim(lab.attempt("a"))
+    lease = lab.claim(lab.attempt("a"))
     assert (status(lab), status(lab, "g")) == ("RUNNING", "PENDING")
     assert lab.refused(job.OpenApproval(id="r1/g")).code == "not_eligible"
 
-    lab.complete(held)
+    lab.complete(lease)
 
     assert (status(lab), status(lab, "g")) == ("WAITING_APPROVAL", "WAITING_APPROVAL")
     lab.verified()
@@ -174,12 +174,12 @@ def test_a_cancel_ends_the_run_and_every_step_that_is_not_over(made: Callable[[]
 def test_a_running_step_is_canceled_when_its_runner_has_stopped() -> None:
     """A step that shows CANCELED while its runner still works would be a lie."""
     lab = Lab().plan(task("a"))
-    held = lab.claim(lab.attempt("a"))
-    lab.send(attempt.Heartbeat, held)
+    lease = lab.claim(lab.attempt("a"))
+    lab.send(attempt.Heartbeat, lease)
 
     lab.cancel_run()
     assert (status(lab), status(lab, "a")) == ("CANCELED", "RUNNING")
-    lab.send(attempt.CancelAck, held)
+    lab.send(attempt.CancelAck, lease)
 
     assert (status(lab), status(lab, "a")) == ("CANCELED", "CANCELED")
     lab.verified()
@@ -217,9 +217,9 @@ def test_a_claim_makes_a_step_run_and_counts_one_attempt_and_nothing_else_does()
         return status(lab, "a"), step_attempts(lab.job("a"))
 
     assert seen() == ("PENDING", 0)
-    held = lab.claim(lab.attempt("a"))
+    lease = lab.claim(lab.attempt("a"))
     assert seen() == ("RUNNING", 1)
-    lab.fail(held)
+    lab.fail(lease)
     assert seen() == ("PENDING", 1)
     lab.after(600).do(job.RetryDue(id="r1/a"))
     assert seen() == ("PENDING", 1)
@@ -235,10 +235,10 @@ def test_a_claim_makes_a_step_run_and_counts_one_attempt_and_nothing_else_does()
 def test_a_success_stores_what_the_executor_reports() -> None:
     """The output and its cost are why the step was executed."""
     lab = Lab().plan(task("a"))
-    held = lab.claim(lab.attempt("a"))
+    lease = lab.claim(lab.attempt("a"))
     assert status(lab, "a") == "RUNNING"
 
-    lab.complete(held, result={"output": "42 passed", "cost": 0.03})
+    lab.complete(lease, result={"output": "42 passed", "cost": 0.03})
 
     assert status(lab, "a") == "SUCCEEDED"
     assert lab.attempt("a").result == {"output": "42 passed", "cost": 0.03}
@@ -309,8 +309,8 @@ def test_the_verifier_finds_a_retry_at_the_wrong_time(wrong: str) -> None:
 def test_a_stale_step_stays_running_and_is_reclaimed_once_its_lease_expired() -> None:
     """A crashed worker must never stall a run forever, and a live one must never be robbed."""
     lab = Lab().plan(task("a"))
-    held = lab.claim(lab.attempt("a"), by="crashed")
-    lab.send(attempt.Heartbeat, held)
+    lease = lab.claim(lab.attempt("a"), by="crashed")
+    lab.send(attempt.Heartbeat, lease)
     assert lab.after(119.9).refused(attempt.Expire(id="r1/a.1")).code == "not_due"
     assert lab.refused(attempt.Grant(id="r1/a.1", actor="worker:w2", fingerprint="f" * 32)).code == "wrong_state"
 
@@ -344,9 +344,9 @@ def test_approve_changes_only_an_approval_that_waits() -> None:
 
     for name in ("a", "b", "g"):  # queued, pending, and a gate that is not reached
         assert lab.refused(job.Approve(id=f"r1/{name}", actor="user:ada")).code == "wrong_state"
-    held = lab.claim(lab.attempt("a"))
+    lease = lab.claim(lab.attempt("a"))
     assert lab.refused(job.Approve(id="r1/a", actor="user:ada")).code == "wrong_state"
-    lab.complete(held)
+    lab.complete(lease)
     assert lab.refused(job.Approve(id="r1/a", actor="user:ada")).code == "wrong_state"
 
     assert status(lab, "g") == "WAITING_APPROVAL"
@@ -397,9 +397,9 @@ def test_the_step_records_the_wait_while_the_run_goes_on() -> None:
     """Other steps can progress, so the run is not waiting, but the question must not be lost."""
     lab = Lab().plan(gate("g"), task("b"))
 
-    held = lab.claim(lab.attempt("b"))
+    lease = lab.claim(lab.attempt("b"))
     assert (status(lab, "g"), status(lab)) == ("WAITING_APPROVAL", "RUNNING")
-    lab.complete(held)
+    lab.complete(lease)
 
     assert (status(lab, "g"), status(lab)) == ("WAITING_APPROVAL", "WAITING_APPROVAL")
     lab.verified()

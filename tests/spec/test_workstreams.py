@@ -361,10 +361,10 @@ def test_the_verifier_finds_a_workstream_that_does_not_follow_its_tasks() -> Non
     canonical = lab.canonical()
     ends = [n for n, raw in enumerate(canonical) if msgspec.json.decode(raw)["entity"] == "run"][-1:]
 
-    found = verify([raw for n, raw in enumerate(canonical) if n not in ends]).violations
+    violations = verify([raw for n, raw in enumerate(canonical) if n not in ends]).violations
 
-    assert [each.rule for each in found] == ["WST-WI1"]
-    assert "FAILED, since a required job did not succeed" in found[0].legal
+    assert [each.rule for each in violations] == ["WST-WI1"]
+    assert "FAILED, since a required job did not succeed" in violations[0].legal
 
 
 @pytest.mark.proves("WST-WI2")
@@ -380,7 +380,7 @@ def test_a_workstream_is_completed_only_with_every_required_task() -> None:
     lines = lab.transitions()
     first = next(n for n, raw in enumerate(lines) if b'"critical":false' in raw)
     lines[first] = lines[first].replace(b'"critical":false', b'"critical":true')
-    found = verify(lines).violations
-    assert {each.rule for each in found} == {"WST-WI2"}
-    assert [msgspec.json.decode(lines[each.line - 1])["to_state"] for each in found] == ["validating", "completed"]
+    violations = verify(lines).violations
+    assert {each.rule for each in violations} == {"WST-WI2"}
+    assert [msgspec.json.decode(lines[each.line - 1])["to_state"] for each in violations] == ["validating", "completed"]
     lab.verified()

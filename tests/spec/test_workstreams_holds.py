@@ -46,17 +46,17 @@ def hold(lab: Lab) -> tuple[str, str, int]:
     return known.hold, known.hold_reason, known.infra_failures
 
 
-def expire(lab: Lab, given: Lease) -> None:
+def expire(lab: Lab, granted: Lease) -> None:
     """Nobody hears of the lease any more."""
-    lab.after(lease.TTL_SECONDS).do(attempt.Expire(id=given.ref.attempt_id))
+    lab.after(lease.TTL_SECONDS).do(attempt.Expire(id=granted.ref.attempt_id))
 
 
 def lose(lab: Lab, *names: str) -> None:
     """w1 loses these tasks, one after the other."""
     for name in names:
-        given = lab.claim(lab.attempt(name))
-        lab.send(attempt.Ack, given)
-        expire(lab, given)
+        granted = lab.claim(lab.attempt(name))
+        lab.send(attempt.Ack, granted)
+        expire(lab, granted)
 
 
 def doubted() -> Lab:
@@ -110,11 +110,11 @@ def test_a_worker_that_is_gone_is_not_held(order: Command) -> None:
 @pytest.mark.parametrize("actor", ["user:ada", "orchestrator"])
 def test_a_drained_worker_finishes_what_it_has_and_is_assigned_nothing_new(actor: str) -> None:
     """Somebody wants to change its disk, and nobody's work shall be lost for that."""
-    lab, [given] = busy("a", slots=2)
+    lab, [granted] = busy("a", slots=2)
 
     lab.after(1).do(drain(actor=actor))
     refusal = lab.refused(grant(lab, "spare"))
-    lab.after(1).complete(given)
+    lab.after(1).complete(granted)
 
     assert refusal.code == "not_eligible"
     assert refusal.message == (
@@ -248,9 +248,9 @@ def succeeded(lab: Lab, name: str) -> None:
 
 
 def timed_out(lab: Lab, name: str) -> None:
-    given = lab.claim(lab.attempt(name), ttl_seconds=90_000)
-    lab.send(attempt.Heartbeat, given)
-    lab.after(attempt.TIMEOUT_SECONDS).do(attempt.TimeOut(id=given.ref.attempt_id))
+    granted = lab.claim(lab.attempt(name), ttl_seconds=90_000)
+    lab.send(attempt.Heartbeat, granted)
+    lab.after(attempt.TIMEOUT_SECONDS).do(attempt.TimeOut(id=granted.ref.attempt_id))
 
 
 def handed_back(lab: Lab, name: str) -> None:
@@ -264,9 +264,9 @@ def stalled(lab: Lab, name: str) -> None:
 
 
 def canceled(lab: Lab, name: str) -> None:
-    given = lab.claim(lab.attempt(name))
+    granted = lab.claim(lab.attempt(name))
     lab.do(CancelJob(id=f"r1/{name}", actor="user:ada"))
-    lab.send(attempt.CancelAck, given)
+    lab.send(attempt.CancelAck, granted)
 
 
 @pytest.mark.proves("WST-KH4")
@@ -307,11 +307,11 @@ def test_what_was_held_at_the_same_time_is_lost_together_and_counts_once() -> No
     """A cable that was pulled once is one trouble, for a machine of many places as for one of a single place."""
     lab = fleet(places=4)
     leases = [lab.claim(lab.attempt(name)) for name in "abcd"]
-    for given in leases:
-        lab.send(attempt.Ack, given)
+    for granted in leases:
+        lab.send(attempt.Ack, granted)
 
-    for given in leases[:3]:
-        expire(lab, given)
+    for granted in leases[:3]:
+        expire(lab, granted)
 
     assert hold(lab) == ("", "", 1)
     lose(lab, "e")  # This one it took after the trouble.
@@ -341,13 +341,13 @@ def test_a_worker_that_is_drained_or_leaves_is_not_quarantined() -> None:
     lab.do(drain())
     lab.do(Resume(id="w1"))
     lab.do(worker.Shutdown(id="w1", actor="user:ada"))
-    for given in leases:
-        expire(lab, given)
+    for granted in leases:
+        expire(lab, granted)
     left = fleet()
     lose(left, *"ab")
-    given = left.claim(left.attempt("c"))
+    granted = left.claim(left.attempt("c"))
     left.do(drain())
-    expire(left, given)
+    expire(left, granted)
 
     assert lab.worker_record("w1").state == worker.SHUTDOWN
     assert hold(left) == (DRAINED, "new disk", 3)
@@ -425,9 +425,9 @@ def test_a_log_in_which_the_quarantine_does_not_follow_at_once_is_not_legal() ->
 @pytest.mark.proves("WST-KH1", "WST-E4")
 def test_document_003_sees_no_step_but_its_reader_is_told_with_the_next_one() -> None:
     """A hold is no state of the document; who reads the file alone still knows why an idle worker stays idle."""
-    lab, [given] = busy("a", slots=2)
+    lab, [granted] = busy("a", slots=2)
     lab.after(1).do(drain())
-    lab.after(1).complete(given)
+    lab.after(1).complete(granted)
 
     lines = [msgspec.json.decode(line) for line in lab.transitions()]
     of = [line for line in lines if line["entity_id"] == "w1"]

@@ -89,9 +89,9 @@ def test_the_verifier_finds_a_worker_that_offers_less_than_it_holds() -> None:
     lines = [msgspec.json.decode(raw) for raw in lab.canonical()]
     lines[-1]["metadata"]["max_concurrent_tasks"] = 1
 
-    found = verify([msgspec.json.encode(line) for line in lines]).violations
+    violations = verify([msgspec.json.encode(line) for line in lines]).violations
 
-    assert [(each.line, each.rule) for each in found] == [(len(lines), "WST-KI1")]
+    assert [(each.line, each.rule) for each in violations] == [(len(lines), "WST-KI1")]
 
 
 @pytest.mark.proves("WST-KG5")

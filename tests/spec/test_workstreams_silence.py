@@ -17,9 +17,9 @@ from tests.support.lab import Lab, Lease, task
 
 def silent() -> tuple[Lab, Lease]:
     """w1 was busy with `a` and is unresponsive."""
-    lab, (held,) = busy("a")
+    lab, (granted,) = busy("a")
     lab.after(10).do(worker.MissHealthChecks(id="w1"))
-    return lab, held
+    return lab, granted
 
 
 # -- silence
@@ -43,7 +43,7 @@ def test_a_silent_worker_loses_all_that_it_held_and_its_tasks_go_to_others() -> 
             lease.REVOKED,
         )
         assert lab.refused(grant(lab, name, "w2")).code == "not_due"
-    assert {lab.stale(lab.message(attempt.Complete, held, is_success=True, exit_code=0)) for held in leases} == {
+    assert {lab.stale(lab.message(attempt.Complete, granted, is_success=True, exit_code=0)) for granted in leases} == {
         "LEASE_REVOKED"
     }
     lab.after(110)
@@ -74,9 +74,9 @@ def test_losing_one_task_may_cancel_another_of_the_same_worker() -> None:
 @pytest.mark.proves("WST-KI2")
 def test_a_heartbeat_of_a_silent_worker_does_not_count() -> None:
     """Its lease is gone; to keep a task alive it would need one."""
-    lab, held = silent()
+    lab, granted = silent()
 
-    reason = lab.stale(lab.message(attempt.Heartbeat, held))
+    reason = lab.stale(lab.message(attempt.Heartbeat, granted))
 
     assert reason == "LEASE_REVOKED"
     assert worker_state(lab.worker_record("w1")) == "unresponsive"
@@ -85,12 +85,12 @@ def test_a_heartbeat_of_a_silent_worker_does_not_count() -> None:
 @pytest.mark.proves("WST-KI2", "WST-KG5")
 def test_a_heartbeat_that_counts_makes_its_worker_recover_first() -> None:
     """A runner that still has to stop a task speaks under a live lease; by speaking it has recovered."""
-    lab, (held,) = busy("a")
+    lab, (granted,) = busy("a")
     lab.do(CancelJob(id="r1/a", actor="user:ada"))
     lab.do(worker.MissHealthChecks(id="w1"))
     assert worker_state(lab.worker_record("w1")) == "unresponsive"
 
-    lab.send(attempt.Heartbeat, held)
+    lab.send(attempt.Heartbeat, granted)
 
     assert [line["to_state"] for line in exported(lab, "w1")][-3:] == ["unresponsive", "idle", "busy"]
     log = decoded(lab.canonical())
@@ -103,15 +103,15 @@ def test_a_heartbeat_that_counts_makes_its_worker_recover_first() -> None:
 @pytest.mark.proves("WST-KI2", "WST-KG5")
 def test_a_message_that_does_not_count_recovers_nobody() -> None:
     """Neither a repeat of what was said before the silence nor a word under a dead lease shows that it is back."""
-    lab, (held,) = busy("a")
+    lab, (granted,) = busy("a")
     lab.do(CancelJob(id="r1/a", actor="user:ada"))
-    said = lab.message(attempt.Heartbeat, held, request_id="m1")
+    said = lab.message(attempt.Heartbeat, granted, request_id="m1")
     lab.do(said)
     lab.after(1).do(worker.MissHealthChecks(id="w1"))
 
     again = lab.do(said)
     repeated = worker_state(lab.worker_record("w1"))
-    reason = lab.after(200).stale(lab.message(attempt.Heartbeat, held, request_id="m2"))
+    reason = lab.after(200).stale(lab.message(attempt.Heartbeat, granted, request_id="m2"))
 
     assert (again.events, again.changed, repeated) == ([], {}, "unresponsive")
     assert reason == "LEASE_EXPIRED"
@@ -138,10 +138,10 @@ def test_a_silent_worker_keeps_only_what_it_was_asked_to_stop() -> None:
 
     decision = lab.after(10).do(worker.MissHealthChecks(id="w1"))
 
-    told = [
+    messages = [
         (event.from_, event.to, event.trigger, event.metadata) for event in decision.events if event.entity == "worker"
     ]
-    assert told == [
+    assert messages == [
         ("BUSY", "UNRESPONSIVE", "health_check_timeout", {"attempts": ["r1/a.1", "r1/b.1", "r1/c.1"]}),
         ("UNRESPONSIVE", "UNRESPONSIVE", "task_completed", {"attempt_id": "r1/a.1", "tasks": 2, "troubles": 1}),
         ("UNRESPONSIVE", "UNRESPONSIVE", "task_completed", {"attempt_id": "r1/b.1", "tasks": 1}),
@@ -190,12 +190,12 @@ def test_a_silent_worker_is_not_given_up_while_it_holds_a_lease(order: type[Comm
 
     early = lab.refused(worker.GiveUp(id="w1"))
     lab.after(110).do(order(id="r1/a.1"))
-    held = (worker_state(lab.worker_record("w1")), lab.worker_record("w1").tasks)
+    granted = (worker_state(lab.worker_record("w1")), lab.worker_record("w1").tasks)
     lab.do(worker.GiveUp(id="w1"))
 
     assert early.code == "not_eligible"
     assert "r1/a.1" in early.message
-    assert held == ("unresponsive", ())
+    assert granted == ("unresponsive", ())
     assert last_step(lab, "w1") == ("unresponsive", "shutdown", "max_timeout_exceeded", "info")
     lab.verified()
 
@@ -221,7 +221,7 @@ def test_a_worker_that_comes_back_with_a_lease_is_busy_in_the_same_decision() ->
 @pytest.mark.parametrize("is_stopping", [False, True])
 def test_a_shutdown_that_was_asked_for_survives_the_silence(is_stopping: bool) -> None:
     """It still goes when it comes back: at once, or after it has stopped what it was asked to stop."""
-    lab, (held,) = busy("a")
+    lab, (granted,) = busy("a")
     lab.do(worker.Shutdown(id="w1", actor="user:ada", reason="OLD"))
     if is_stopping:
         lab.do(CancelJob(id="r1/a", actor="user:ada"))
@@ -232,7 +232,7 @@ def test_a_shutdown_that_was_asked_for_survives_the_silence(is_stopping: bool) -
     if is_stopping:
         assert worker_state(lab.worker_record("w1")) == "busy"
         assert lab.refused(grant(lab, "spare")).code == "not_eligible"
-        lab.send(attempt.CancelAck, held)
+        lab.send(attempt.CancelAck, granted)
     source = "busy" if is_stopping else "idle"
     assert last_step(lab, "w1") == (source, "shutdown", "shutdown_requested", "info")
     assert exported(lab, "w1")[-1]["metadata"]["reason"] == "OLD"
@@ -273,14 +273,14 @@ def test_a_worker_that_answers_again_is_idle_and_takes_work() -> None:
 @pytest.mark.proves("WST-K6", "WST-KI4")
 def test_a_worker_that_stays_silent_is_given_up_and_holds_nothing() -> None:
     """Its tasks were handed on when it fell silent; nothing is left behind."""
-    lab, held = silent()
+    lab, granted = silent()
 
     lab.do(worker.GiveUp(id="w1"))
 
     assert last_step(lab, "w1") == ("unresponsive", "shutdown", "max_timeout_exceeded", "info")
     assert lab.worker_record("w1").tasks == ()
     assert lab.attempt("a").lease is None
-    assert lab.stale(lab.message(attempt.Heartbeat, held)) == "LEASE_REVOKED"
+    assert lab.stale(lab.message(attempt.Heartbeat, granted)) == "LEASE_REVOKED"
     assert lab.refused(grant(lab, "spare")).code == "wrong_state"
     lab.verified()
 

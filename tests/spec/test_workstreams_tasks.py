@@ -450,7 +450,7 @@ def test_the_verifier_believes_no_log_that_breaks_a_guard_of_a_task(
     line["metadata"].update(changes)
     lines[number - 1] = msgspec.json.encode(line)
 
-    found = verify(lines).violations
+    violations = verify(lines).violations
 
-    assert (number, rule) in {(each.line, each.rule) for each in found}
+    assert (number, rule) in {(each.line, each.rule) for each in violations}
     lab.verified()

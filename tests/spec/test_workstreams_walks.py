@@ -125,10 +125,10 @@ class Walk:
 
 def look_at_tasks(walk: Walk, ended: dict[str, str]) -> None:
     """The invariants of a task, on every task of the walk."""
-    shown = {line["entity_id"]: line["to_state"] for line in map(msgspec.json.decode, walk.lab.transitions())}
+    document = {line["entity_id"]: line["to_state"] for line in map(msgspec.json.decode, walk.lab.transitions())}
     for job_record in walk.jobs():
         state = task_state(job_record)
-        assert shown.get(job_record.id, "pending") == state
+        assert document.get(job_record.id, "pending") == state
         assert ended.setdefault(job_record.id, state) == state or ended[job_record.id] in OPEN
         ended[job_record.id] = state
         assert not job_record.worker_id or state == "running"
@@ -166,9 +166,9 @@ def test_a_worker_holds_at_most_its_places_and_is_idle_only_without_a_task(
     for _ in walk.go(picks):
         live = [walk.lab.attempt(of.spec.name).lease for of in walk.jobs() if of.attempt_id]
         for id in ("w1", "w2"):
-            held = [lease for lease in live if lease is not None and lease.worker_id == id]
-            assert len(held) <= PLACES
-            assert worker_state(walk.lab.worker_record(id)) == ("busy" if held else "idle")
+            granted = [lease for lease in live if lease is not None and lease.worker_id == id]
+            assert len(granted) <= PLACES
+            assert worker_state(walk.lab.worker_record(id)) == ("busy" if granted else "idle")
 
     walk.lab.verified()
 

@@ -44,9 +44,9 @@ def test_the_verifier_takes_no_idle_worker_without_capabilities(missing: str) ->
     lines = [msgspec.json.decode(raw) for raw in lab.canonical()]
     del lines[1]["metadata"][missing]
 
-    found = verify([msgspec.json.encode(line) for line in lines]).violations
+    violations = verify([msgspec.json.encode(line) for line in lines]).violations
 
-    assert [(each.line, each.rule) for each in found] == [(2, "WST-KG1")]
+    assert [(each.line, each.rule) for each in violations] == [(2, "WST-KG1")]
 
 
 @pytest.mark.proves("WST-K1", "WST-KG1")
@@ -154,18 +154,18 @@ def test_a_worker_stays_busy_until_its_last_task_is_over() -> None:
     lab.verified()
 
 
-def _finish(lab: Lab, held: Lease, how: str) -> None:
+def _finish(lab: Lab, granted: Lease, how: str) -> None:
     id = lab.attempt("a").id
     if how in ("success", "failure"):
-        lab.complete(held, ok=how == "success")
+        lab.complete(granted, ok=how == "success")
     elif how == "cancel":
         lab.do(CancelJob(id="r1/a", actor="user:ada"))
-        lab.send(attempt.CancelAck, held)
+        lab.send(attempt.CancelAck, granted)
     elif how == "expiry":
         lab.after(120).do(attempt.Expire(id=id))
     else:
         for _ in range(60):
-            lab.after(60).send(attempt.Heartbeat, held)
+            lab.after(60).send(attempt.Heartbeat, granted)
         lab.do(attempt.TimeOut(id=id))
 
 
@@ -173,9 +173,9 @@ def _finish(lab: Lab, held: Lease, how: str) -> None:
 @pytest.mark.parametrize("how", ["success", "failure", "cancel", "expiry", "timeout"])
 def test_however_a_task_ends_its_worker_is_idle_again_and_takes_the_next(how: str) -> None:
     """A place that is not given back is lost for ever."""
-    lab, (held,) = busy("a")
+    lab, (granted,) = busy("a")
 
-    _finish(lab, held, how)
+    _finish(lab, granted, how)
 
     assert last_step(lab, "w1") == ("busy", "idle", "task_completed", "info")
     assert exported(lab, "w1")[-1]["metadata"]["tasks"] == 0
@@ -239,28 +239,28 @@ def test_the_verifier_finds_a_worker_that_broke_its_rules(
     lab = Lab()
     lab.register("w1", labels=("gpu",))
     lab.plan(task("a", queue_key="gpu"))
-    held = lab.claim(lab.attempt("a"))
+    lease = lab.claim(lab.attempt("a"))
     lab.after(1).do(worker.Shutdown(id="w1"))
-    lab.after(1).complete(held)
+    lab.after(1).complete(lease)
     lines = [msgspec.json.decode(raw) for raw in lab.canonical()]
     at = [(line["entity"], line["to"]) for line in lines]
     change(lines[at.index(changed)])
 
-    found = verify([msgspec.json.encode(line) for line in lines]).violations
+    violations = verify([msgspec.json.encode(line) for line in lines]).violations
 
-    assert (at.index(reported) + 1, rule) in {(each.line, each.rule) for each in found}
+    assert (at.index(reported) + 1, rule) in {(each.line, each.rule) for each in violations}
 
 
 @pytest.mark.proves("WST-KG3", "WST-KI1")
 @pytest.mark.parametrize(("rule", "to", "tasks"), [("WST-KI1", "busy", 2), ("WST-KG3", "idle", 1)])
 def test_the_verifier_reads_the_same_from_document_003s_log(rule: str, to: str, tasks: int) -> None:
     """The count in the event must fit the worker's places and its state."""
-    lab, (held,) = busy("a")
-    lab.complete(held)
+    lab, (granted,) = busy("a")
+    lab.complete(granted)
     lines = [msgspec.json.decode(raw) for raw in lab.transitions()]
     number = max(n for n, line in enumerate(lines, 1) if (line["entity_id"], line["to_state"]) == ("w1", to))
     lines[number - 1]["metadata"]["tasks"] = tasks
 
-    found = verify([msgspec.json.encode(line) for line in lines]).violations
+    violations = verify([msgspec.json.encode(line) for line in lines]).violations
 
-    assert [(each.line, each.rule) for each in found] == [(number, rule)]
+    assert [(each.line, each.rule) for each in violations] == [(number, rule)]

