@@ -70,11 +70,11 @@ def test_inputs_of_a_manual_start() -> None:
 def test_ignored_events_are_reported() -> None:
     """So that nobody waits for a run."""
     assert messages(f"on: [release, pull_request_target]\n{JOBS}", notes=True) == [
-        "1:1: no event starts this here; it can only be run by name",
-        "1:6: 'release' never happens here; it starts nothing",
+        "1:1: no event starts this workflow here; it can only be started by name",
+        "1:6: 'release' does not start this workflow here; the event does not occur here",
         "1:15: 'pull_request_target' does not start this workflow here; it would give "
         "secrets to code from forks: use pull_request, or start it manually",
-        "2:21: 'x', a label that is not one of GitHub's; it waits for a runner that has it",
+        "2:21: 'x', a label that is not one of GitHub's; the job waits for a runner that has it",
     ]
 
 

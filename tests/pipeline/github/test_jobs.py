@@ -153,7 +153,7 @@ def test_a_matrix_is_read_as_on_github() -> None:
     )
     assert messages(text, notes=True) == [
         "9:13: the number 3.10, which is read as 3.1, as on GitHub; put it in quotes if it is a text: '3.10'",
-        "9:27: the number 3.1 a second time; it adds no second job here",
+        "9:27: the number 3.1 a second time; the repetition has no effect here",
         "9:27: the number 3.10, which is read as 3.1, as on GitHub; put it in quotes if it is a text: '3.10'",
     ]
 
@@ -264,7 +264,7 @@ def test_an_unsupported_key_of_the_github_context_is_reported() -> None:
     available = github_context(Change(event="push", commit="a"), workflow="x")
 
     [note] = messages(text, notes=True)
-    assert note.startswith("6:23: 'github.api_url' is empty here; there are: actor, ")
+    assert note.startswith("6:23: 'github.api_url' is empty here; available: actor, ")
     assert set(available) <= set(GITHUB_CONTEXT_KEYS)
 
 

@@ -111,7 +111,7 @@ STEPS = [
     ),
     (
         "- uses: actions/setup-python@v5\n  with: {architecture: x86}",
-        "7:16: 'architecture' of actions/setup-python; it is that of the runner: choose a runner by its labels",
+        "7:16: 'architecture' of actions/setup-python; it depends on the runner: choose a runner by its labels",
     ),
     (
         "- run: make\n  shell: powershell",
@@ -253,8 +253,11 @@ def test_one_unsupported_job_prevents_a_full_run() -> None:
             "for, and there are no environment secrets",
         ),
         ("strategy: {fail-fast: false}", "5:16: 'fail-fast' has no effect here; there is no matrix"),
-        ("runs-on: windows-latest", "4:14: a job for Windows; it waits for a runner with the label 'windows'"),
-        ("container: {image: a, ports: [80]}", "5:27: 'ports' has no effect here; a job reaches its own ports anyway"),
+        ("runs-on: windows-latest", "4:14: a job for Windows; the job waits for a runner with the label 'windows'"),
+        (
+            "container: {image: a, ports: [80]}",
+            "5:27: 'ports' has no effect here; a job can always reach its own ports",
+        ),
         ("defaults: {run: {shell: pwsh}}", "5:29: the shell 'pwsh'; PowerShell must be installed where the job runs"),
     ],
 )

@@ -146,7 +146,7 @@ VALUES = (
     Broken("a schedule by name", "on: schedule\n" + top(""), 1, 5, ("nothing after 'schedule'", "five fields")),
     Broken("an event twice", "on: [push, manual, push]\n" + top(""), 1, 20, ("'push' a second time",), False),
     Broken("a matrix as a text", job("strategy: {matrix: all}"), 4, 24, ("the text 'all'", "names and their values")),
-    Broken("no event", "on: {}\n" + top(""), 1, 5, ("nothing that starts this pipeline", "push"), False),
+    Broken("no event", "on: {}\n" + top(""), 1, 5, ("'on' without events", "push"), False),
     Broken("branches twice", "on: {push: {branches: a, branches-ignore: b}}\n" + top(""), 1, 26, ("together",), False),
     Broken("a cron of four", "on: {schedule: '1 2 3 4'}\n" + top(""), 1, 16, ("the text '1 2 3 4'", "five fields")),
     Broken(

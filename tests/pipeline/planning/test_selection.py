@@ -221,7 +221,7 @@ def test_a_long_dependency_path_is_shortened_in_the_reason_only() -> None:
 
     assert choice.reason == (
         "p0 depends on p1, which depends on p2, which depends on p3, which depends on p4, which depends on p5, "
-        "which leads over 14 more to one that depends on p20, where p20/x changed"
+        "which over 14 further links depends on p20, where p20/x changed"
     )
     assert choice.chain == tuple(f"p{n}" for n in range(21))
 

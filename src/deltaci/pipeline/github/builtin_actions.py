@@ -37,11 +37,11 @@ _CACHE: Final = {
     "lookup-only": supported(),
 }
 _SETUP: Final = {
-    "architecture": unsupported("it is that of the runner: choose a runner by its labels"),
+    "architecture": unsupported("it depends on the runner: choose a runner by its labels"),
     "cache": ignored(ONLY_FASTER),
     "cache-dependency-path": ignored(ONLY_FASTER),
     "check-latest": ignored("the newest version that the runner can find is used"),
-    "token": ignored("nothing is fetched from the forge"),
+    "token": ignored("the runner downloads nothing from the forge"),
 }
 ACTIONS: Final[dict[str, BuiltinAction]] = {
     "actions/checkout": BuiltinAction(
@@ -52,7 +52,7 @@ ACTIONS: Final[dict[str, BuiltinAction]] = {
             "submodules": supported(),
             "fetch-tags": supported(),
             "ref": supported("of this repository; expressions for the commit of the change have no effect"),
-            "repository": supported("only this one, as `${{ github.repository }}`"),
+            "repository": supported("only this repository, as `${{ github.repository }}`"),
             "lfs": unsupported("fetch the files in a step: git lfs pull"),
             "allow-unsafe-pr-checkout": ignored("code from forks never gets secrets here"),
             "clean": ignored("the workspace is always clean"),
@@ -60,8 +60,8 @@ ACTIONS: Final[dict[str, BuiltinAction]] = {
             "persist-credentials": ignored("a job never gets the credential"),
             "set-safe-directory": ignored("the workspace belongs to the job"),
             "show-progress": ignored(ONLY_OUTPUT),
-            "sparse-checkout": ignored("all files are there"),
-            "sparse-checkout-cone-mode": ignored("all files are there"),
+            "sparse-checkout": ignored("all files are checked out"),
+            "sparse-checkout-cone-mode": ignored("all files are checked out"),
             "ssh-key": ignored(OWN_CREDENTIAL),
             "ssh-known-hosts": ignored(OWN_CREDENTIAL),
             "ssh-strict": ignored(OWN_CREDENTIAL),
@@ -123,8 +123,8 @@ ACTIONS: Final[dict[str, BuiltinAction]] = {
             "package-manager-cache": ignored(ONLY_FASTER),
             "registry-url": unsupported("it writes credentials for npm: write .npmrc in a step"),
             "scope": unsupported("it writes credentials for npm: write .npmrc in a step"),
-            "mirror": unsupported("the runner decides where to get it"),
-            "mirror-token": unsupported("the runner decides where to get it"),
+            "mirror": unsupported("the runner decides where Node is downloaded from"),
+            "mirror-token": unsupported("the runner decides where Node is downloaded from"),
         },
     ),
 }

@@ -220,7 +220,7 @@ class Converter:
                     elif name.lower() not in GITHUB_CONTEXT_KEYS:
                         message = f"'github.{name[:40]}' is empty here"
                         self.warn(
-                            self._position_at(node, column), message, f"there are: {', '.join(GITHUB_CONTEXT_KEYS)}"
+                            self._position_at(node, column), message, f"available: {', '.join(GITHUB_CONTEXT_KEYS)}"
                         )
                 case Context(context, column) if context.lower() == "secrets" and column not in named_columns:
                     message = "all secrets at once, or a secret with a computed name"

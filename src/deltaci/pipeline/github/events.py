@@ -47,7 +47,9 @@ def convert_events(key: Node, on: Node, converter: Converter) -> Node:
         elif event == UNSAFE_EVENT:
             converter.warn(name.position, f"{quote(event)} does not start this workflow here", UNSAFE_EVENT_REASON)
         elif event in IGNORED_EVENTS:
-            converter.warn(name.position, f"{quote(event)} never happens here", "it starts nothing")
+            converter.warn(
+                name.position, f"{quote(event)} does not start this workflow here", "the event does not occur here"
+            )
         else:
             all_events = (*SUPPORTED_EVENTS, UNSAFE_EVENT, *IGNORED_EVENTS)
             nearest_word = nearest(event, all_events)
@@ -58,7 +60,7 @@ def convert_events(key: Node, on: Node, converter: Converter) -> Node:
                 nearest_word,
             )
     if not any(converted_entries.values()):
-        converter.warn(key.position, "no event starts this here", "it can only be run by name")
+        converter.warn(key.position, "no event starts this workflow here", "it can only be started by name")
     return object_node(on.position, converted_entries)
 
 
@@ -111,7 +113,9 @@ def _convert_types(node: Node, converter: Converter) -> Node | None:
             supported_types.append(text_node(type_node.position, name))
         elif name in IGNORED_TYPES:
             converter.warn(
-                type_node.position, f"{quote(name)} of a pull request starts nothing here", "not all forges report it"
+                type_node.position,
+                f"{quote(name)} of a pull request does not start this workflow here",
+                "not all forges report it",
             )
         else:
             nearest_word = nearest(name, (*SUPPORTED_TYPES, *IGNORED_TYPES))
@@ -122,7 +126,9 @@ def _convert_types(node: Node, converter: Converter) -> Node | None:
                 nearest_word,
             )
     if not supported_types:
-        converter.warn(node.position, "none of these types starts anything here", "pull requests do not start this")
+        converter.warn(
+            node.position, "none of these types is supported here", "pull requests do not start this workflow"
+        )
     return list_node(node.position, supported_types) if supported_types else None
 
 

@@ -93,7 +93,7 @@ KEY_RULES: Final[dict[str, dict[str, KeyRule]]] = {
     "'concurrency'": {
         "group": supported(),
         "cancel-in-progress": supported(),
-        "queue": ignored("all jobs that wait for the group get their turn"),
+        "queue": ignored("all jobs that wait for the group run, one at a time"),
     },
     "'defaults'": {"run": supported()},
     "'defaults.run'": {"shell": supported(), "working-directory": supported()},
@@ -117,7 +117,7 @@ KEY_RULES: Final[dict[str, dict[str, KeyRule]]] = {
     "'container'": {
         "image": supported(),
         "env": supported("as `env` of the job"),
-        "ports": ignored("a job reaches its own ports anyway"),
+        "ports": ignored("a job can always reach its own ports"),
         "options": unsupported("options depend on the container engine, and may weaken the isolation"),
         "volumes": unsupported("host directories are not mounted into jobs"),
         "credentials": unsupported("images come from registries that the runner can access itself"),

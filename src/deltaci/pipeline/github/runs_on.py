@@ -21,7 +21,7 @@ SYSTEM_LABELS: Final = {"ubuntu-": "linux", "macos-": "macos", "windows-": "wind
 KNOWN_LABELS: Final = {"linux": "linux", "macos": "macos", "windows": "windows", "x64": "x64", "arm64": "arm64"}
 ARM_SUFFIX, ARM_LABEL = "-arm", "arm64"
 ANY_RUNNER: Final = "self-hosted"
-WAITS_FOR_LABEL: Final = "it waits for a runner that has it"
+WAITS_FOR_LABEL: Final = "the job waits for a runner that has it"
 
 Combinations = Sequence[Mapping[str, Value]]
 
@@ -83,7 +83,7 @@ def _note_unusual_label(node: Node, name: str, runs_on: RunsOn, converter: Conve
     lower_name = name.lower()
     if lower_name.startswith("windows"):
         runs_on.is_windows = True
-        converter.warn(node.position, "a job for Windows", "it waits for a runner with the label 'windows'")
+        converter.warn(node.position, "a job for Windows", "the job waits for a runner with the label 'windows'")
     elif (
         not lower_name.startswith(tuple(SYSTEM_LABELS)) and lower_name not in KNOWN_LABELS and lower_name != ANY_RUNNER
     ):

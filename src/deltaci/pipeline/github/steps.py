@@ -94,7 +94,7 @@ def _convert_plain_step(node: Node, converter: Converter) -> Node | None:
     if command is None and "uses" not in converted_entries:
         return None  # Reported already.
     if command is not None and not command.value.strip():
-        converter.warn(entries["run"].key.position, "an empty command", "it does nothing")
+        converter.warn(entries["run"].key.position, "an empty command", "the step is left out")
         return None
     return object_node(node.position, converted_entries)
 

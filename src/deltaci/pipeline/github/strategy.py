@@ -107,7 +107,9 @@ def _convert_axis(key: Node, node: Node, converter: Converter) -> tuple[Node | N
         converted_item = _convert_value(item if item.kind != NULL else text_node(item.position, ""), converter)
         encoded_value = msgspec.json.encode(_to_value(converted_item))
         if encoded_value in encoded_values and OPEN.encode() not in encoded_value:
-            converter.warn(item.position, f"{converted_item.describe()} a second time", "it adds no second job here")
+            converter.warn(
+                item.position, f"{converted_item.describe()} a second time", "the repetition has no effect here"
+            )
             continue
         encoded_values.add(encoded_value)
         item_nodes.append(converted_item)
@@ -134,7 +136,7 @@ def _convert_combination_list(key: Node, node: Node, converter: Converter) -> tu
         converted_item = _convert_value(Node(OBJECT, item.position, pairs), converter)
         encoded_value = msgspec.json.encode(_to_value(converted_item))
         if encoded_value in encoded_values and OPEN.encode() not in encoded_value:
-            converter.warn(item.position, "a combination a second time", "it adds no second job here")
+            converter.warn(item.position, "a combination a second time", "the repetition has no effect here")
             continue
         encoded_values.add(encoded_value)
         item_nodes.append(converted_item)

@@ -219,7 +219,9 @@ class _WorkflowReader:
                     if need in self.unsupported_jobs:
                         converter = self.job_converters[name]
                         converter.report_unsupported(
-                            node.position, f"it needs {quote(need)}, which is unsupported", "see the reasons there"
+                            node.position,
+                            f"it needs {quote(need)}, which is unsupported",
+                            "see the problems of that job",
                         )
                         self.unsupported_jobs[name] = _errors(converter)
                         self.jobs.pop(name, None)

@@ -47,9 +47,7 @@ def check_nodes(root: Node, problems: ProblemList) -> None:
     check_needs({key.raw: list(needs_of(job)) for key, job in pairs(child(root, "jobs"))}, problems)
     on = child(root, "on")
     if on is not None and on.kind == OBJECT and not on.value:
-        problems.add(
-            on.position, "nothing that starts this pipeline", "expected push, pull_request, schedule or manual"
-        )
+        problems.add(on.position, "'on' without events", "expected push, pull_request, schedule or manual")
     for name in ("push", "pull_request"):
         _check_ignore_lists(child(on, name), problems.add)
     for schedule in items(child(on, "schedule")):

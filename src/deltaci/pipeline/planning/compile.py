@@ -321,7 +321,7 @@ class _Compiler:
                 expected = f"expected at most {MAX_WORK_BYTES:,} for a job and {MAX_PLAN_BYTES:,} for all: use scripts"
                 interpolator.report(path, f"{work_size:,} bytes of steps in the job {quote(str(path[-1]))}", expected)
         except msgspec.ValidationError as error:
-            interpolator.report(path, f"the job {quote(str(path[-1]))}, which no runner would accept", str(error))
+            interpolator.report(path, f"the job {quote(str(path[-1]))}, which violates the runner protocol", str(error))
         group, cancels_in_progress = self._evaluate_group(job.concurrency, (*path, "concurrency"), job_contexts)
         if cancels_in_progress:
             expected = "expected it at the top of the file: only whole runs are cancelled"

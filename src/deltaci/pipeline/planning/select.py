@@ -294,7 +294,7 @@ class _Selection:
         link_texts = [f"{link.kind} {self._projects.label(link.folder)}" for link in dependency_path.links]
         if len(link_texts) > MAX_LINKS:
             omitted_count = len(link_texts) - MAX_LINKS
-            link_texts = [*link_texts[: MAX_LINKS - 1], f"leads over {omitted_count} more to one that {link_texts[-1]}"]
+            link_texts = [*link_texts[: MAX_LINKS - 1], f"over {omitted_count} further links {link_texts[-1]}"]
         return f"{start_label} {', which '.join(link_texts)}, where {_display(path)} changed"
 
     def _keep_needed(self, kept: dict[str, Choice]) -> None:
