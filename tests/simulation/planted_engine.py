@@ -320,14 +320,14 @@ def server_clock_is_used() -> Iterator[None]:
 @fault
 def stale_result_is_acknowledged() -> Iterator[None]:
     """A result that comes too late is acknowledged as accepted."""
-    real = message_handlers._refusal
+    real = message_handlers._refusal_response
 
     def refusal(message: Any, refused: Refused) -> Any:
         if isinstance(message, Complete):
             return CompleteAck(lease_id=message.lease_id, accepted=True)
         return real(message, refused)
 
-    with patched((message_handlers, "_refusal", refusal)):
+    with patched((message_handlers, "_refusal_response", refusal)):
         yield
 
 

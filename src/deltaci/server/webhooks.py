@@ -83,22 +83,22 @@ class WebhookApp:
         request = Request(scope, receive)
         headers: list[tuple[bytes, bytes]] = []
         try:
-            status, response = await self._answer(request)
+            status, response = await self._respond(request)
         except Exception as error:
             path = plain_line(request.path, MAX_QUOTED_CHARS)
             refusal = http_error(error, f"delivery to {path}", ["POST"])
             status = 500 if refusal.code == "internal" else status_of(refusal.code)
-            response = _refused(refusal.code, refusal.message)
+            response = _refused_response(refusal.code, refusal.message)
             headers = refusal.raw_headers()
             if refusal.code == "too_large":  # The rest of the body is not read.
                 headers.append((b"connection", b"close"))
         await _send(send, status, response, headers)
 
-    async def _answer(self, request: Request) -> tuple[int, WebhookResponse]:
+    async def _respond(self, request: Request) -> tuple[int, WebhookResponse]:
         tenant, name = _parse_path(request)
         delivery = await self._read(request)
         began_at = time.monotonic()
-        project = await self._project(tenant, name)
+        project = await self._find_project(tenant, name)
         if not self._has_valid_signature(project, delivery):
             await asyncio.sleep(began_at + REFUSED_AFTER_SECONDS - time.monotonic())
             raise Refused(
@@ -128,7 +128,7 @@ class WebhookApp:
             self._buffered_bytes -= sum(map(len, chunks))
         return Delivery(request.header, b"".join(chunks), self._clock())
 
-    async def _project(self, tenant: str, name: str) -> ForgeProject | None:
+    async def _find_project(self, tenant: str, name: str) -> ForgeProject | None:
         if not all(0 < len(text) <= MAX_NAME and is_storable_text(text) for text in (tenant, name)):
             return None
         try:
@@ -158,11 +158,11 @@ class WebhookApp:
             return (
                 (200, WebhookResponse(result="pong", why=event.reason))
                 if event.is_ping
-                else (202, _ignored(event.reason))
+                else (202, _ignored_response(event.reason))
             )
         change = event.change
         if not _is_about_repository(project, change):
-            return 202, _ignored(
+            return 202, _ignored_response(
                 f"the event is about {plain_line(change.repository, MAX_QUOTED_CHARS)!r}, "
                 f"but the project's repository is {project.repository!r}"
             )
@@ -236,11 +236,11 @@ def _parse_path(request: Request) -> tuple[str, str]:
     return (segments[0], segments[1]) if len(segments) == 2 else (TENANT, segments[0])
 
 
-def _refused(code: str, why: str) -> WebhookResponse:
+def _refused_response(code: str, why: str) -> WebhookResponse:
     return WebhookResponse(result="refused", code=code, why=why)
 
 
-def _ignored(why: str) -> WebhookResponse:
+def _ignored_response(why: str) -> WebhookResponse:
     return WebhookResponse(result="ignored", why=why)
 
 

@@ -29,7 +29,9 @@ async def read_transitions(call: Call) -> TransitionPage:
     query: TransitionQuery = call.query
     run = await get_run(call)
     matching = _matching_steps(call, run.id, query, await _start(call, run.id, query))
-    steps, next = await (_newest(matching, query.limit) if query.order == "newest" else _oldest(matching, query.limit))
+    steps, next = await (
+        _newest_page(matching, query.limit) if query.order == "newest" else _oldest_page(matching, query.limit)
+    )
     return TransitionPage(view=query.view, transitions=[_to_transition(step) for step in steps], next=next)
 
 
@@ -77,7 +79,7 @@ async def _pages(call: Call, run_id: str, after: int) -> AsyncIterator[list[Even
         yield [event for event in page if event.tenant == call.caller.tenant]
 
 
-async def _oldest(matching: AsyncIterator[ProjectedStep], limit: int) -> tuple[list[ProjectedStep], int | None]:
+async def _oldest_page(matching: AsyncIterator[ProjectedStep], limit: int) -> tuple[list[ProjectedStep], int | None]:
     """Return the first `limit` steps, and the seq after which the next page begins, or None for the last page.
 
     All steps of one event are returned together, so there may be a few more than `limit`.
@@ -90,7 +92,7 @@ async def _oldest(matching: AsyncIterator[ProjectedStep], limit: int) -> tuple[l
     return steps, None
 
 
-async def _newest(matching: AsyncIterator[ProjectedStep], limit: int) -> tuple[list[ProjectedStep], int | None]:
+async def _newest_page(matching: AsyncIterator[ProjectedStep], limit: int) -> tuple[list[ProjectedStep], int | None]:
     """Return the last `limit` steps, the newest first, and the seq before which the next page ends, or None.
 
     All steps of one event are returned together, so there may be a few more than `limit`.

@@ -48,7 +48,7 @@ async def read_run_events(call: Call) -> JsonResponse | EventStream:
     run = await get_run(call)
     query, last_event_id = call.query, _last_event_id(call)
     if prefers_stream(call.request.header(b"accept")):
-        return await _stream(call, last_event_id, run.id, has_last=is_over(run))
+        return await _event_stream(call, last_event_id, run.id, has_last=is_over(run))
     events = await call.app.store.events(query.after, query.limit, run_id=run.id)
     events = [event for event in events if event.tenant == call.caller.tenant]
     return _page(events, events[-1].seq if events else query.after)
@@ -58,7 +58,7 @@ async def read_events(call: Call) -> JsonResponse | EventStream:
     """Return a page of the events of the tenant, or a stream of them if the Accept header prefers one."""
     query, last_event_id = call.query, _last_event_id(call)
     if prefers_stream(call.request.header(b"accept")):
-        return await _stream(call, last_event_id, "", has_last=False)
+        return await _event_stream(call, last_event_id, "", has_last=False)
     events: list[Event] = []
     last_seq = query.after
     for _ in range(MAX_PAGES):
@@ -100,7 +100,7 @@ def _last_event_id(call: Call) -> int | None:
     return int(text) if text else None
 
 
-async def _stream(call: Call, last_event_id: int | None, run_id: str, *, has_last: bool) -> EventStream:
+async def _event_stream(call: Call, last_event_id: int | None, run_id: str, *, has_last: bool) -> EventStream:
     query: EventQuery = call.query
     after = last_event_id if last_event_id is not None else query.after
     streams = call.app.streams

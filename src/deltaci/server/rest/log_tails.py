@@ -54,7 +54,7 @@ def last_lease(attempt: Attempt) -> Lease | None:
 async def read_log(call: Call) -> LogFile | LogStream:
     """Return the stored log of an attempt, or with `follow` a stream of it."""
     attempt = await get_attempt(call)
-    return await _log(call, attempt.job_id, attempt.id, attempt)
+    return await _log_response(call, attempt.job_id, attempt.id, attempt)
 
 
 async def read_job_log(call: Call) -> LogFile | LogStream:
@@ -65,10 +65,10 @@ async def read_job_log(call: Call) -> LogFile | LogStream:
     job = await get_job(call)
     id = ids.attempt_id(job.id, max(1, job.attempts))
     record = await call.app.store.find(id)
-    return await _log(call, job.id, id, record if isinstance(record, Attempt) else None)
+    return await _log_response(call, job.id, id, record if isinstance(record, Attempt) else None)
 
 
-async def _log(call: Call, job_id: str, attempt_id: str, attempt: Attempt | None) -> LogFile | LogStream:
+async def _log_response(call: Call, job_id: str, attempt_id: str, attempt: Attempt | None) -> LogFile | LogStream:
     query: LogQuery = call.query
     lease_number = _lease_number(attempt, query.lease)
     logs, range_header = call.app.logs, call.request.header(b"range")

@@ -149,7 +149,7 @@ async def remove_template(call: Call) -> api.TemplateSummary:
         )
     except Conflict:
         raise Refused("stale_version", f"somebody else changed template {name!r} at the same moment") from None
-    return _summary(name, head)
+    return _serialize_summary(name, head)
 
 
 async def read_template(call: Call) -> api.Template:
@@ -164,7 +164,7 @@ async def list_templates(call: Call) -> api.TemplatePage:
     documents = await call.app.store.list_documents(HEAD, call.caller.tenant, after=after, limit=query.limit)
     heads = [(document.name, _decode_head(document.body)) for document in documents]
     return api.TemplatePage(
-        templates=[_summary(name, head) for name, head in heads if not head.is_removed],
+        templates=[_serialize_summary(name, head) for name, head in heads if not head.is_removed],
         next=encode_cursor(documents[-1].name) if len(documents) == query.limit else None,
     )
 
@@ -181,12 +181,12 @@ async def list_versions(call: Call) -> api.TemplatePage:
     )
     versions = [_decode_version(document.body) for document in documents]
     return api.TemplatePage(
-        templates=[_summary(name, version) for version in versions],
+        templates=[_serialize_summary(name, version) for version in versions],
         next=encode_cursor(documents[-1].name) if len(documents) == query.limit else None,
     )
 
 
-def _summary(name: str, head: _Head | _Version) -> api.TemplateSummary:
+def _serialize_summary(name: str, head: _Head | _Version) -> api.TemplateSummary:
     return api.TemplateSummary(
         name=name,
         version=head.version,

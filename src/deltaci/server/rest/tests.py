@@ -70,7 +70,7 @@ class ListedTest(NamedTuple):
 async def read_tests(call: Call) -> RunTests:
     """Return a page of tests, with the totals of all jobs."""
     query: RunTestQuery = call.query
-    start = _offset(query.cursor)
+    start = _decode_offset(query.cursor)
     run, jobs, attempts = await get_run_records(call)
     reporting_attempts = [
         (job, attempt)
@@ -107,7 +107,7 @@ async def read_tests(call: Call) -> RunTests:
     )
 
 
-def _offset(cursor: str) -> int:
+def _decode_offset(cursor: str) -> int:
     text = decode_cursor(cursor) if cursor else "0"
     if not (text.isascii() and text.isdecimal() and len(text) <= MAX_OFFSET_DIGITS):
         raise Refused("bad_request", f"{cursor[:80]!r} is no cursor of this list; use `next` of the page before")
@@ -141,13 +141,13 @@ async def _read_reports(
             reported = await call.app.test_reports.read(attempt, lease.number, call.app.blobs, call.app.disk)
             history = await call.app.flaky.of_job(call.caller.tenant, project, name)
             flakes = flaky.flaky_tests(history, now)
-        totals.append(_totals(name, attempt, reported))
+        totals.append(_job_totals(name, attempt, reported))
         cases = reported.cases or _recorded_failures(attempt)
         tests += [ListedTest(name, attempt.index, case, flakes.get(case.name), bool(reported.cases)) for case in cases]
     return totals, tests
 
 
-def _totals(job: str, attempt: Attempt, reported: ParsedReports) -> ReportedTests:
+def _job_totals(job: str, attempt: Attempt, reported: ParsedReports) -> ReportedTests:
     summary = _test_summary(attempt)
     total = summary.get("total", 0)
     return ReportedTests(

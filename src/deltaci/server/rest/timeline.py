@@ -25,12 +25,15 @@ async def read_timeline(call: Call) -> wire.Timeline:
         start=to_datetime(run_timeline.start),
         until=to_datetime(run_timeline.until),
         is_over=run_timeline.is_over,
-        jobs=[wire.JobTimes(job=job.name, phases=[_phase(phase) for phase in job.phases]) for job in run_timeline.jobs],
+        jobs=[
+            wire.JobTimes(job=job.name, phases=[_serialize_phase(phase) for phase in job.phases])
+            for job in run_timeline.jobs
+        ],
         critical=list(run_timeline.critical),
     )
 
 
-def _phase(phase: timeline.Phase) -> wire.Phase:
+def _serialize_phase(phase: timeline.Phase) -> wire.Phase:
     return wire.Phase(
         phase=phase.name, attempt=phase.attempt, start=to_datetime(phase.start), end=to_optional_datetime(phase.end)
     )

@@ -154,7 +154,7 @@ async def list_workstreams(call: Call) -> wire.WorkstreamPage:
 
 def _progress(tasks: TaskProgress, record: records.Workstream, queues: Sequence[QueueView]) -> wire.WorkstreamProgress:
     stream = msgspec.convert(record.spec, model.Workstream)
-    return serialize_progress(tasks, record, _merge(stream, record, queues))
+    return serialize_progress(tasks, record, _serialize_merge(stream, record, queues))
 
 
 async def _queues(call: Call) -> Sequence[QueueView]:
@@ -180,7 +180,7 @@ async def list_merge_queues(call: Call) -> wire.MergeQueues:
     project = call.query.project
     queues = [queue for queue in await _queues(call) if project is None or queue.project == project]
     return wire.MergeQueues(
-        queues=[_queue(queue) for queue in sorted(queues, key=lambda queue: (queue.project, queue.base))]
+        queues=[_serialize_queue(queue) for queue in sorted(queues, key=lambda queue: (queue.project, queue.base))]
     )
 
 
@@ -218,12 +218,12 @@ def _serialize(
     }
     integrated = {commits.task: commits for commits in record.joined}
     tasks = [
-        _task(task, stage_of[task.name], jobs_by_name, run_records, integrated.get(task.name), record, now)
+        _serialize_task(task, stage_of[task.name], jobs_by_name, run_records, integrated.get(task.name), record, now)
         for task in stream.tasks
     ]
     states = [(task_state(job), job.spec.is_required) for job in run_records.jobs]
     fields = _summary_fields(run_records.run, now)
-    merge = _merge(stream, record, queues)
+    merge = _serialize_merge(stream, record, queues)
     job_progress = progress(run_records.jobs)
     last_attempts = run_records.attempts.get(job_progress.failed.id, [])[-1:] if job_progress.failed is not None else []
     return wire.Workstream(
@@ -243,7 +243,7 @@ def _serialize(
     )
 
 
-def _task(
+def _serialize_task(
     task: model.Task,
     stage: int,
     jobs_by_name: Mapping[str, Job],
@@ -260,7 +260,7 @@ def _task(
         "waits_for": [need for need in task.needs if need not in jobs_by_name or not jobs_by_name[need].completed_at],
         "is_critical": task.critical,
         "worktree": task.worktree,
-        "added": _task_commits(integrated),
+        "added": _serialize_commits(integrated),
     }
     if job is None:  # Not planned yet.
         max_attempts = task.retry.max_attempts if task.retry is not None else 1
@@ -292,7 +292,7 @@ _NOT_PLANNED: Final[dict[str, Any]] = {
 }
 
 
-def _task_commits(integrated: records.IntegratedTask | None) -> wire.TaskCommits | None:
+def _serialize_commits(integrated: records.IntegratedTask | None) -> wire.TaskCommits | None:
     if integrated is None:
         return None
     return wire.TaskCommits(
@@ -304,7 +304,9 @@ def _task_commits(integrated: records.IntegratedTask | None) -> wire.TaskCommits
     )
 
 
-def _merge(stream: model.Workstream, record: records.Workstream, queues: Sequence[QueueView]) -> wire.WorkstreamMerge:
+def _serialize_merge(
+    stream: model.Workstream, record: records.Workstream, queues: Sequence[QueueView]
+) -> wire.WorkstreamMerge:
     queue_positions = [
         (position, (entry, next((batch for batch in queue.batches if batch.number == entry.batch), None), queue))
         for queue in queues
@@ -326,7 +328,7 @@ def _merge(stream: model.Workstream, record: records.Workstream, queues: Sequenc
     )
 
 
-def _queue(queue: QueueView) -> wire.MergeQueue:
+def _serialize_queue(queue: QueueView) -> wire.MergeQueue:
     return wire.MergeQueue(
         project=queue.project,
         base=queue.base,

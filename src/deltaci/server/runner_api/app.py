@@ -128,7 +128,7 @@ class RunnerApp:
                     runner, _decode_renewal(body) if body else None, has_token=bool(token)
                 )
             case "lease":
-                return await self._lease(runner, request)
+                return await self._handle_lease(runner, request)
             case "control":
                 return ControlResponse(await self._wait_for_cancels(runner, request))
             case "leave":
@@ -146,7 +146,7 @@ class RunnerApp:
                     await self._uploads.remove_lost_uploads(runner, message.lease_id)
                 return response
             case "batch":
-                return await self._batch(runner, request)
+                return await self._handle_batch(runner, request)
             case "hand-back":
                 await self._message_handlers.hand_back(runner, request.lease_id())
                 return HandBackResponse()
@@ -158,11 +158,11 @@ class RunnerApp:
         if name in UPLOAD_ROUTES:
             return await self._uploads.handle(runner, name, path_rest, request)
         if name in WORKTREE_ROUTES or name == "streams":
-            return await self._worktree(runner, name, request)
+            return await self._handle_worktree(runner, name, request)
         assert name == "log", name
-        return await self._log(runner, request)
+        return await self._handle_log(runner, request)
 
-    async def _lease(self, runner: Runner, request: Request) -> LeaseResponse:
+    async def _handle_lease(self, runner: Runner, request: Request) -> LeaseResponse:
         lease_request = _decode_lease(await request.body(wire.MAX_MESSAGE_BYTES))
         with self._connected(runner):
             granted_leases = await self._message_handlers.lease(runner, lease_request, request.disconnected)
@@ -170,7 +170,7 @@ class RunnerApp:
             return LeaseResponse(granted_leases)
         return LeaseResponse(granted_leases, await self._message_handlers.unclaimable(runner, lease_request.attempts))
 
-    async def _worktree(self, runner: Runner, name: str, request: Request) -> Any:
+    async def _handle_worktree(self, runner: Runner, name: str, request: Request) -> Any:
         """Answer a request for the ended workstreams, the start of a worktree, or the bundle of its commits."""
         if name == "streams":
             streams_request = _decode_streams(await request.body(wire.MAX_MESSAGE_BYTES))
@@ -201,7 +201,7 @@ class RunnerApp:
         """Count the runner as connected while its long poll is open."""
         return self._heartbeats.connected(runner.tenant, runner.id) if self._heartbeats is not None else nullcontext()
 
-    async def _batch(self, runner: Runner, request: Request) -> list[wire.ServerMessage | Problem]:
+    async def _handle_batch(self, runner: Runner, request: Request) -> list[wire.ServerMessage | Problem]:
         """Decode and handle each message of a batch on its own, so that a bad one does not affect the others."""
         raw_messages = _decode_batch(await request.body(wire.MAX_BATCH_BYTES))
         if len(raw_messages) > wire.MAX_BATCH:
@@ -219,7 +219,7 @@ class RunnerApp:
             responses[index] = _problem(response) if isinstance(response, Refused) else response
         return [responses[index] for index in range(len(raw_messages))]
 
-    async def _log(self, runner: Runner, request: Request) -> LogSize:
+    async def _handle_log(self, runner: Runner, request: Request) -> LogSize:
         """Append to the log of a live lease, or return its size."""
         offset = request.offset() if request.method == "POST" else 0
         lease_ref = ids.lease_ref(request.lease_id())

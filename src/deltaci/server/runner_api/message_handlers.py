@@ -186,7 +186,7 @@ class MessageHandlers:
         failed_completions: list[Command] = []
         for claimed_attempt in claimed_attempts:
             try:
-                granted_leases.append(self._granted(claimed_attempt))
+                granted_leases.append(self._lease_granted(claimed_attempt))
             except Refused as refused:
                 facts = Facts(error_code="BAD_SPEC", message=refused.message)
                 failed_completions.append(
@@ -196,7 +196,7 @@ class MessageHandlers:
             await self._engine.do_all(failed_completions)
         return granted_leases
 
-    def _granted(self, claimed_attempt: ClaimedAttempt) -> LeaseGranted:
+    def _lease_granted(self, claimed_attempt: ClaimedAttempt) -> LeaseGranted:
         record = claimed_attempt.attempt
         spec, spec_ref = _spec_or_ref(record)
         return LeaseGranted(
@@ -275,15 +275,17 @@ class MessageHandlers:
                 self._check_runner_id(runner, message.runner_id)
                 if isinstance(message, AckLease):
                     await self._check_job(runner, message)
-                commands.append(await self._add_failure_facts(runner, _command(runner, message)))
+                commands.append(await self._add_failure_facts(runner, _to_command(runner, message)))
                 indexes.append(index)
             except Refused as refused:
-                responses[index] = _refusal(message, refused)
+                responses[index] = _refusal_response(message, refused)
         commands = await self._add_verdicts(commands, [messages[index] for index in indexes])
         for index, result in zip(indexes, await self._engine.do_all(commands), strict=True):
             message = messages[index]
             responses[index] = (
-                _refusal(message, result) if isinstance(result, Refused) else await self._response(message, result)
+                _refusal_response(message, result)
+                if isinstance(result, Refused)
+                else await self._response(message, result)
             )
         return [response for response in responses if response is not None]
 
@@ -392,7 +394,7 @@ def _spec_or_ref(record: Attempt) -> tuple[JobSpec | None, str | None]:
     return None, f"{ROOT}specs/{quote(record.id)}"
 
 
-def _command(runner: Runner, message: RunnerMessage) -> Command:
+def _to_command(runner: Runner, message: RunnerMessage) -> Command:
     lease_ref = ids.lease_ref(message.lease_id)
     fields: dict[str, Any] = {
         "id": lease_ref.attempt_id,
@@ -469,7 +471,7 @@ def _sanitize(value: Any) -> Any:
     return value
 
 
-def _refusal(message: RunnerMessage, refused: Refused) -> Response:
+def _refusal_response(message: RunnerMessage, refused: Refused) -> Response:
     if not isinstance(refused, StaleLease):
         return refused
     stale_response = stale_lease(message.lease_id, refused)

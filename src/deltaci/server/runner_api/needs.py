@@ -55,17 +55,17 @@ class NeedsHandlers:
         """
         names = list(dict.fromkeys(job_spec(attempt).needs))
         needs: dict[str, NeededJob] = {}
-        async for run_id in self._runs(attempt):
+        async for run_id in self._run_ids(attempt):
             missing = [name for name in names if name not in needs]
             if not missing:
                 break
             for start in range(0, len(missing), BATCH_SIZE):
-                jobs = await self._jobs(attempt, run_id, missing[start : start + BATCH_SIZE])
+                jobs = await self._find_jobs(attempt, run_id, missing[start : start + BATCH_SIZE])
                 last_attempts = await self._last_attempts(attempt, jobs)
                 needs |= {job.spec.name: _needed_job(job, last_attempts.get(job.id)) for job in jobs}
         return {name: needs.get(name) or NeededJob(result=SKIPPED, exists=False) for name in names}
 
-    async def _runs(self, attempt: Attempt) -> AsyncIterator[str]:
+    async def _run_ids(self, attempt: Attempt) -> AsyncIterator[str]:
         """Yield the id of the attempt's run, then of the run of which that one is a rerun, and so on.
 
         A rerun does not repeat all jobs of the earlier run.
@@ -79,7 +79,7 @@ class NeedsHandlers:
             record = records[0] if records else None
             run_id = record.rerun_of if isinstance(record, Run) and record.tenant == attempt.tenant else ""
 
-    async def _jobs(self, attempt: Attempt, run_id: str, names: list[str]) -> list[Job]:
+    async def _find_jobs(self, attempt: Attempt, run_id: str, names: list[str]) -> list[Job]:
         records = await self._message_handlers.find_records([job_id(run_id, name) for name in names])
         return [record for record in records if isinstance(record, Job) and record.tenant == attempt.tenant]
 
@@ -101,7 +101,7 @@ class NeedsHandlers:
         For a rerun, include the artifacts of the earlier runs' jobs that it did not repeat.
         """
         job_names, artifacts = set[str](), list[SharedArtifact]()
-        async for run_id in self._runs(attempt):
+        async for run_id in self._run_ids(attempt):
             jobs = [job for job in await self._message_handlers.load_jobs(run_id) if job.tenant == attempt.tenant]
             artifacts += await self._job_artifacts(attempt, [job for job in jobs if job.spec.name not in job_names])
             job_names |= {job.spec.name for job in jobs}

@@ -88,7 +88,7 @@ class WorktreeHandlers:
             start = await self._start(attempt)
             if name == "tree":
                 return WorktreeStart(base=start.base, tip=start.tip, bundle_bytes=await self._bundle_bytes(start))
-            return await self._streamed(start)
+            return await self._stream_bundle(start)
         except GitFailed as failed:
             if failed.is_transient:
                 raise BlobStoreUnavailable(f"cannot read the commits of the worktree: {failed}") from None
@@ -121,9 +121,9 @@ class WorktreeHandlers:
         )
         if stream is None or not stream.base_commit:
             raise Refused("not_found", "the job has no planned workstream")
-        return await self._start_of_stream(stream)
+        return await self._start_of_workstream(stream)
 
-    async def _start_of_stream(self, stream: Workstream) -> _Start:
+    async def _start_of_workstream(self, stream: Workstream) -> _Start:
         builder = await self._builder(stream.tenant, stream.project)
         await commits.restored(builder, stream, self._blobs)
         return _Start(builder=builder, base=stream.base_commit, tip=stream.tip)
@@ -172,7 +172,7 @@ class WorktreeHandlers:
         path = await self._bundle(start)
         return await self._disk.run(lambda: path.stat().st_size)
 
-    async def _streamed(self, start: _Start) -> StreamedResponse:
+    async def _stream_bundle(self, start: _Start) -> StreamedResponse:
         path = await self._bundle(start) if start.base != start.tip else Path(os.devnull)
         file, blob_stat = await self._disk.run(lambda: _open_hashed(path))
         return StreamedResponse(blob_stat, self._chunks(file))

@@ -185,7 +185,7 @@ class ApiApp:
         call = Call(
             route=route,
             caller=caller,
-            params=_params(route, [str(params[name]) for name in _PARAMETER_NAMES[operation_id]]),
+            params=_path_parameters(route, [str(params[name]) for name in _PARAMETER_NAMES[operation_id]]),
             query=_convert(query, route.query),
             body=_convert(body, route.body),
             request=request,
@@ -197,16 +197,16 @@ class ApiApp:
         return response.value if isinstance(response, JsonResponse) else response
 
     async def _respond(self, request: Request, query: bytes) -> JsonResponse | StreamingResponse:
-        route, values = _route(request)
+        route, values = _find_route(request)
         caller = await self._authenticate(request)
         await self._app_state.tenants.check_rate(caller.tenant)
         caller.check(route.required_scope)
         call = Call(
             route=route,
             caller=caller,
-            params=_params(route, values),
-            query=_query(route, query),
-            body=await _body(route, request),
+            params=_path_parameters(route, values),
+            query=_parse_query(route, query),
+            body=await _decode_body(route, request),
             request=request,
             app=self._app_state,
             reauthenticate=partial(self._authenticate, request),
@@ -230,7 +230,7 @@ class ApiApp:
         return response if response.status else msgspec.structs.replace(response, status=route.status)
 
 
-def _route(request: Request) -> tuple[Route, list[str]]:
+def _find_route(request: Request) -> tuple[Route, list[str]]:
     matches = _matches(request.path.removeprefix(ROOT))
     if not matches:
         raise Refused("not_found", f"there is no path {request.path[:MAX_QUOTED_CHARS]!r}; see /openapi.json")
@@ -243,7 +243,7 @@ def _route(request: Request) -> tuple[Route, list[str]]:
     return matches[request.method]
 
 
-def _params(route: Route, values: list[str]) -> dict[str, Any]:
+def _path_parameters(route: Route, values: list[str]) -> dict[str, Any]:
     """Return the path parameters by name. Raise `not_found` for a malformed one, as for an unknown id."""
     params: dict[str, Any] = {}
     for name, text in zip(_PARAMETER_NAMES[route.id], values, strict=True):
@@ -257,7 +257,7 @@ def _params(route: Route, values: list[str]) -> dict[str, Any]:
     return params
 
 
-def _query(route: Route, query: bytes) -> Any:
+def _parse_query(route: Route, query: bytes) -> Any:
     if route.query is None:
         return None
     try:
@@ -275,7 +275,7 @@ def _convert(fields: Mapping[str, Any], schema: type[RequestSchema] | None) -> A
         raise msgspec.ValidationError(explain_error(error, schema)) from None
 
 
-async def _body(route: Route, request: Request) -> Any:
+async def _decode_body(route: Route, request: Request) -> Any:
     if route.body is None:
         return None
     request.check_is_json()
