@@ -34,7 +34,14 @@ from deltaci.storage.codec import KINDS
 # Packages whose data is never read by another version of the program.
 EXCLUDED_PACKAGES: Final = ("deltaci.simulation", "deltaci.conformance")
 # The position of the type in the arguments of each decoding function; `decode` takes it by keyword only.
-DECODING: Final = {"Decoder": 0, "_reader": 0, "decoder": 0, "convert": 1, "TypedDocuments": 2, "decode": sys.maxsize}
+DECODING: Final = {
+    "Decoder": 0,
+    "_body_decoder": 0,
+    "decoder": 0,
+    "convert": 1,
+    "TypedDocuments": 2,
+    "decode": sys.maxsize,
+}
 
 
 # Where the type is a parameter: its values are found at the calls of the function, or added by `roots`.

@@ -35,7 +35,7 @@ class Reply(NamedTuple):
 
 
 class HttpClient:
-    """Sends requests to one server. Each uses its own connection, so that a broken one affects no other."""
+    """Sends requests to one server. Each request has its own connection, so that a broken one affects no other."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)

@@ -17,7 +17,7 @@ MAX_BODY_BYTES: Final = 8 * 1024 * 1024
 
 
 class Request(NamedTuple):
-    """A request, and whether its client has disconnected."""
+    """A received request, and a function that returns whether its client has disconnected."""
 
     method: str
     path: str
@@ -37,7 +37,7 @@ Handler = Callable[[Request], Awaitable[Response | None]]  # None: close the con
 
 
 class BadHttp(Exception):
-    """The request is not valid HTTP/1.1, or exceeds a limit."""
+    """Raised when a request is not valid HTTP/1.1 or exceeds a limit."""
 
 
 class HttpServer:

@@ -57,7 +57,7 @@ class ScriptedOrchestrator:
         self._folder = folder
         self._has_ended = False
         self._started_at = time.monotonic()
-        self._changed = asyncio.Event()
+        self._new_observation = asyncio.Event()
         self._jobs: dict[str, ScriptedJob] = {}
         self._pending_grants: deque[list[ScriptedJob]] = deque()
         self._runner_count = 0
@@ -96,7 +96,7 @@ class ScriptedOrchestrator:
         try:
             async with asyncio.timeout(seconds):
                 while not condition():
-                    await self._changed.wait()
+                    await self._new_observation.wait()
         except TimeoutError:
             return bool(condition())
         return True
@@ -140,8 +140,8 @@ class ScriptedOrchestrator:
 
     def _notify(self) -> None:
         """Wake all calls of `until`, which then evaluate their conditions again."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._new_observation.set()
+        self._new_observation = asyncio.Event()
 
     # -- for the runner
 
@@ -202,9 +202,9 @@ class ScriptedOrchestrator:
 
         An expired credential is recorded but accepted, so that the other rules can still be checked.
         """
-        kind, _, credential = request.headers.get("authorization", "").partition(" ")
+        scheme, _, credential = request.headers.get("authorization", "").partition(" ")
         runner_id, expires_at = self._credentials.get(credential, (None, 0.0))
-        if kind.lower() != "bearer" or runner_id is None:
+        if scheme.lower() != "bearer" or runner_id is None:
             return None
         if self.now() > expires_at:
             self.note("heard", type="expired", note=f"{self.now() - expires_at:.1f}")
@@ -271,7 +271,7 @@ class ScriptedOrchestrator:
         return answer
 
     def _answer(self, message: RunnerMessage, job: ScriptedJob | None) -> wire.ServerMessage | Problem:
-        """Return the answer of a conforming server, and update the job's lease."""
+        """Return the answer that a conforming server gives to a message, and update the job's lease."""
         if job is None:
             return StaleLease(lease_id=message.lease_id, reason="UNKNOWN_LEASE")
         if isinstance(message, Complete) and job.ended == "LEASE_COMPLETED" and job.is_repeat(message):

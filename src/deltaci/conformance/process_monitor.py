@@ -58,8 +58,8 @@ class ProcessMonitor:
             self._on_marker(None)
         # At the end of the file a reader stays readable for ever, so open a new one. The new one is opened before the
         # old one is closed: without any reader a step that attaches would block.
-        old, self._pipe = self._pipe, self._open_pipe()
-        self._close_pipe(old)
+        finished_pipe, self._pipe = self._pipe, self._open_pipe()
+        self._close_pipe(finished_pipe)
 
     def _open_pipe(self) -> int:
         """Open the pipe for reading and call `poll` whenever it becomes readable."""

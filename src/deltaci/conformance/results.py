@@ -45,7 +45,10 @@ def not_shown(reason: str) -> Finding:
 
 
 def combine(id: str, title: str, findings: Iterable[Finding]) -> CheckResult:
-    """Combine the findings of several scenarios: one failure fails the item, otherwise one pass passes it."""
+    """Return the result of a checklist item from its findings in several scenarios.
+
+    It is FAIL if a finding is FAIL, otherwise PASS if one is PASS, otherwise NOT SHOWN.
+    """
     findings = list(findings)
     for verdict in (FAIL, PASS, NOT_SHOWN):
         evidence = list(dict.fromkeys(finding.evidence for finding in findings if finding.verdict == verdict))

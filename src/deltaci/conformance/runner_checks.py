@@ -39,7 +39,9 @@ def _why_not_started(transcript: Transcript, job: str) -> Finding | None:
         return not_shown("the runner never asked for a lease")
     if transcript.first("granted", job) is None:
         return not_shown(f"the runner never asked for the lease of job {job!r}")
-    return not_shown(f"job {job!r} was granted at {_at(transcript.first('granted', job))}, but none of its steps ran")
+    return not_shown(
+        f"job {job!r} was granted at {_time_of(transcript.first('granted', job))}, but none of its steps ran"
+    )
 
 
 def lease_first(job: str) -> CheckFunction:
@@ -47,7 +49,9 @@ def lease_first(job: str) -> CheckFunction:
 
     def check(transcript: Transcript) -> Finding:
         if not transcript.received("lease"):
-            exits = [f"{entry.note} at {_at(entry)}" for entry in transcript.find("exited")] or ["it was still running"]
+            exits = [f"{entry.note} at {_time_of(entry)}" for entry in transcript.find("exited")] or [
+                "it was still running"
+            ]
             return failed(
                 f"expected a request for a lease; none came in {transcript.entries[-1].at:.1f} s ({exits[0]})"
             )
@@ -58,13 +62,13 @@ def lease_first(job: str) -> CheckFunction:
         first_step = transcript.find("job", job)[0]
         accepted = transcript.answered("AckLease", "HeartbeatAck", job)
         if not accepted:
-            return failed(f"its first step ran at {_at(first_step)}, although AckLease was never accepted")
+            return failed(f"its first step ran at {_time_of(first_step)}, although AckLease was never accepted")
         if first_step.at < accepted[0].at:
-            answered_at = _at(accepted[0])
+            answered_at, started_at = _time_of(accepted[0]), _time_of(first_step)
             return failed(
-                f"expected no step before AckLease was answered at {answered_at}; the first ran at {_at(first_step)}"
+                f"expected no step before AckLease was answered at {answered_at}; the first ran at {started_at}"
             )
-        return passed(f"AckLease was accepted at {_at(accepted[0])}, the first step ran at {_at(first_step)}")
+        return passed(f"AckLease was accepted at {_time_of(accepted[0])}, the first step ran at {_time_of(first_step)}")
 
     return check
 
@@ -77,27 +81,28 @@ def acknowledged(transcript: Transcript) -> Finding:
     if not acks and transcript.received("refused"):
         return not_shown("its messages had to be refused (see PRO-M11)")
     if not acks:
-        return failed(f"expected AckLease after the grant at {_at(granted)}; there was none")
+        return failed(f"expected AckLease after the grant at {_time_of(granted)}; there was none")
     return passed(f"AckLease came {acks[0].at - granted.at:.2f} s after the grant")
 
 
 def heartbeats(transcript: Transcript) -> Finding:
-    """Check PRO-C3: heartbeats come at the granted interval while the job runs."""
+    """Check PRO-C3: heartbeats come at the granted interval as long as the job runs."""
     if (not_started := _why_not_started(transcript, "life")) is not None:
         return not_started
     start = (transcript.answered("AckLease", "HeartbeatAck", "life") or transcript.find("job", "life"))[0].at
     ends = [*transcript.process_exits("life"), *transcript.received("Complete", "life")]
     ends += transcript.find("answered", "life", "Complete")
     end = max((entry.at for entry in ends), default=transcript.entries[-1].at)
-    times = [entry.at for entry in transcript.received("Heartbeat", "life") if entry.at <= end]
+    heartbeat_times = [entry.at for entry in transcript.received("Heartbeat", "life") if entry.at <= end]
     expected = f"expected a heartbeat every {INTERVAL_SECONDS} s"
-    if not times:
+    if not heartbeat_times:
         return failed(f"{expected}; there was none from {start:.2f} s to {end:.2f} s")
-    gaps = [following - preceding for preceding, following in zip([start, *times], times, strict=False)]
-    median_gap, longest = median(gaps), max([*gaps, end - times[-1]])
-    observed = (
-        f"{len(times)} came in {end - start:.1f} s, usually after {median_gap:.2f} s, at most after {longest:.2f} s"
-    )
+    gaps = [
+        following - preceding for preceding, following in zip([start, *heartbeat_times], heartbeat_times, strict=False)
+    ]
+    median_gap, longest = median(gaps), max([*gaps, end - heartbeat_times[-1]])
+    count, seconds = len(heartbeat_times), end - start
+    observed = f"{count} came in {seconds:.1f} s, usually after {median_gap:.2f} s, at most after {longest:.2f} s"
     is_regular = (
         MIN_MEDIAN_GAP <= median_gap / INTERVAL_SECONDS <= MAX_MEDIAN_GAP and longest <= MAX_GAP * INTERVAL_SECONDS
     )
@@ -105,20 +110,22 @@ def heartbeats(transcript: Transcript) -> Finding:
 
 
 def log_uploaded(transcript: Transcript) -> Finding:
-    """Check PRO-C4: the complete log was uploaded, and Complete refers to it."""
+    """Check PRO-C4: the uploaded log has every line that the job printed, and Complete lists it as an artifact."""
     completes = transcript.received("Complete", "life")
     if not completes:
         return _why_not_started(transcript, "life") or not_shown("there was no Complete that could refer to a log")
     lines = ("first line", "second line", "third line")
-    missing = [line for line in lines if line not in transcript.logs.get("life", "")]
-    if missing:
+    missing_lines = [line for line in lines if line not in transcript.logs.get("life", "")]
+    if missing_lines:
         size = len(transcript.logs.get("life", ""))
-        return failed(f"expected every line of the job in its log; {missing[0]!r} is not in the {size} bytes that came")
+        return failed(
+            f"expected every line of the job in its log; {missing_lines[0]!r} is not in the {size} bytes that came"
+        )
     types = [str(artifact.get("type")) for artifact in completes[0].body.get("artifacts", [])]
     if "log" not in types:
         return failed(f"expected an artifact of type 'log' in Complete; it names {', '.join(types) or 'none'}")
     return passed(
-        f"{len(transcript.logs['life'])} bytes of log came, and Complete at {_at(completes[0])} refers to them"
+        f"{len(transcript.logs['life'])} bytes of log came, and Complete at {_time_of(completes[0])} refers to them"
     )
 
 
@@ -133,7 +140,7 @@ def one_result(job: str) -> CheckFunction:
             if not transcript.process_exits(job):
                 return not_shown(f"job {job!r} never ended")
             return failed(
-                f"expected one Complete after the job ended at {_at(transcript.process_exits(job)[-1])}; none came"
+                f"expected one Complete after the job ended at {_time_of(transcript.process_exits(job)[-1])}; none came"
             )
         bodies = [_without_sequence_no(complete) for complete in completes]
         if any(body != bodies[0] for body in bodies):
@@ -142,14 +149,17 @@ def one_result(job: str) -> CheckFunction:
             fields = sorted(
                 name for name in first_body | differing_body if first_body.get(name) != differing_body.get(name)
             )
-            at = _at(completes[index])
-            return failed(f"expected one Complete; another one at {at} differs in {', '.join(fields)}")
+            time = _time_of(completes[index])
+            return failed(f"expected one Complete; another one at {time} differs in {', '.join(fields)}")
         answers = transcript.answered("Complete", "CompleteAck", job)
-        late = [complete for complete in completes if answers and complete.at > answers[0].at]
-        if late:
-            return failed(f"expected no more after CompleteAck at {_at(answers[0])}; it came again at {_at(late[0])}")
+        late_messages = [complete for complete in completes if answers and complete.at > answers[0].at]
+        if late_messages:
+            repeated_at = _time_of(late_messages[0])
+            return failed(
+                f"expected no more after CompleteAck at {_time_of(answers[0])}; it came again at {repeated_at}"
+            )
         repeats = f", sent {len(completes)} times until it was answered" if len(completes) > 1 else ""
-        return passed(f"one Complete at {_at(completes[0])}{repeats}")
+        return passed(f"one Complete at {_time_of(completes[0])}{repeats}")
 
     return check
 
@@ -162,18 +172,20 @@ def canceled(transcript: Transcript) -> Finding:
     requests = [answer for answer in answers if answer.body.get("deadline")]
     if not requests:
         return not_shown("no heartbeat came whose answer could carry the cancel (see PRO-C3)")
-    context = f"it was told at {_at(requests[0])} to stop within {CANCEL_SECONDS} s"
+    context = f"it was told at {_time_of(requests[0])} to stop within {CANCEL_SECONDS} s"
     acks = transcript.received("CancelAck", "canceled")
     if not acks:
         exits = transcript.process_exits("canceled")
-        state = f"nothing of the job ran any more at {_at(exits[-1])}" if exits else "the job went on"
+        state = f"nothing of the job ran any more at {_time_of(exits[-1])}" if exits else "the job went on"
         return failed(f"{context}; expected CancelAck, none came, and {state}")
     if transcript.is_running("canceled", acks[0]):
-        return failed(f"{context}; CancelAck came at {_at(acks[0])} while processes of the job still ran")
+        return failed(f"{context}; CancelAck came at {_time_of(acks[0])} while processes of the job still ran")
     if acks[0].at > requests[0].at + CANCEL_SECONDS + SLACK_SECONDS:
-        return failed(f"{context}; CancelAck came at {_at(acks[0])}, too late")
-    exited_at = _at(transcript.process_exits("canceled")[-1])
-    return passed(f"{context}; nothing of the job ran any more at {exited_at}, and CancelAck came at {_at(acks[0])}")
+        return failed(f"{context}; CancelAck came at {_time_of(acks[0])}, too late")
+    exited_at = _time_of(transcript.process_exits("canceled")[-1])
+    return passed(
+        f"{context}; nothing of the job ran any more at {exited_at}, and CancelAck came at {_time_of(acks[0])}"
+    )
 
 
 def obeys_stale(transcript: Transcript) -> Finding:
@@ -183,15 +195,17 @@ def obeys_stale(transcript: Transcript) -> Finding:
     answers = transcript.answered("Heartbeat", "StaleLease", "stale")
     if not answers:
         return not_shown("no heartbeat came that could be answered with StaleLease (see PRO-C3)")
-    context = f"StaleLease was the answer at {_at(answers[0])}"
+    context = f"StaleLease was the answer at {_time_of(answers[0])}"
     exits = transcript.process_exits("stale")
     if not exits or exits[0].at > answers[0].at + STOP_SECONDS:
         return failed(f"{context}; expected the job to be stopped, it still ran {STOP_SECONDS:.0f} s later")
-    for type, slack in (("Complete", 0.0), ("Heartbeat", SLACK_SECONDS)):
-        later_messages = [entry for entry in transcript.received(type, "stale") if entry.at > answers[0].at + slack]
+    for type, slack_seconds in (("Complete", 0.0), ("Heartbeat", SLACK_SECONDS)):
+        later_messages = [
+            entry for entry in transcript.received(type, "stale") if entry.at > answers[0].at + slack_seconds
+        ]
         if later_messages:
-            return failed(f"{context}; expected no {type} any more, one came at {_at(later_messages[0])}")
-    return passed(f"{context}; nothing of the job ran any more at {_at(exits[0])}, and nothing more was sent")
+            return failed(f"{context}; expected no {type} any more, one came at {_time_of(later_messages[0])}")
+    return passed(f"{context}; nothing of the job ran any more at {_time_of(exits[0])}, and nothing more was sent")
 
 
 def no_lease_no_work(transcript: Transcript) -> Finding:
@@ -204,11 +218,13 @@ def no_lease_no_work(transcript: Transcript) -> Finding:
         return not_shown("it sent no AckLease that could be refused (see PRO-C2)")
     markers = transcript.find("job", "refused")
     if markers:
-        return failed(f"AckLease was answered with StaleLease at {_at(refused[0])}; the job ran at {_at(markers[0])}")
+        return failed(
+            f"AckLease was answered with StaleLease at {_time_of(refused[0])}; the job ran at {_time_of(markers[0])}"
+        )
     later_requests = [entry for entry in transcript.entries if entry.at > refused[0].at and entry.type == "lease"]
     if not later_requests:
         return not_shown("after a StaleLease in answer to AckLease the runner asked for nothing more")
-    return passed(f"AckLease was answered with StaleLease at {_at(refused[0])}, and the job did not run")
+    return passed(f"AckLease was answered with StaleLease at {_time_of(refused[0])}, and the job did not run")
 
 
 def executes_once(transcript: Transcript) -> Finding:
@@ -217,10 +233,10 @@ def executes_once(transcript: Transcript) -> Finding:
         return not_started
     markers = transcript.find("job", "doubled")
     if len(markers) > 1:
-        return failed(f"one lease was delivered more than once; its job ran at {' and '.join(map(_at, markers))}")
+        return failed(f"one lease was delivered more than once; its job ran at {' and '.join(map(_time_of, markers))}")
     if len(transcript.find("granted", "doubled")) < 3:
         return not_shown("the runner did not ask again, so the lease could not be delivered again")
-    return passed(f"a lease that was delivered three times was worked on once, at {_at(markers[0])}")
+    return passed(f"a lease that was delivered three times was worked on once, at {_time_of(markers[0])}")
 
 
 def no_late_result(job: str) -> CheckFunction:
@@ -234,13 +250,16 @@ def no_late_result(job: str) -> CheckFunction:
         )
         if not renewals:
             return not_shown("its lease was never renewed, so its end is unknown")
-        end = max(entry.at for entry in renewals) + float(transcript.find("granted", job)[0].body["ttl"])
-        if transcript.entries[-1].at <= end:
+        lease_end = max(entry.at for entry in renewals) + float(transcript.find("granted", job)[0].body["ttl"])
+        if transcript.entries[-1].at <= lease_end:
             return not_shown("the scenario ended before the lease")
-        late = [entry for entry in transcript.received("Complete", job) if entry.at > end + SLACK_SECONDS]
-        if late:
-            return failed(f"its lease ended at {end:.2f} s without a renewal; it sent Complete at {_at(late[0])}")
-        return passed(f"its lease ended at {end:.2f} s without a renewal, and no Complete came after that")
+        late_messages = [
+            entry for entry in transcript.received("Complete", job) if entry.at > lease_end + SLACK_SECONDS
+        ]
+        if late_messages:
+            sent_at = _time_of(late_messages[0])
+            return failed(f"its lease ended at {lease_end:.2f} s without a renewal; it sent Complete at {sent_at}")
+        return passed(f"its lease ended at {lease_end:.2f} s without a renewal, and no Complete came after that")
 
     return check
 
@@ -250,9 +269,13 @@ def silent_after_end(transcript: Transcript) -> Finding:
     answers = transcript.answered("Complete", "CompleteAck", "life")
     if not answers:
         return not_shown("there was no Complete to acknowledge (see PRO-C5)")
-    late = [entry for entry in transcript.received("Heartbeat", "life") if entry.at > answers[0].at + SLACK_SECONDS]
-    if late:
-        return failed(f"CompleteAck was sent at {_at(answers[0])}; a heartbeat came at {_at(late[0])}")
+    late_messages = [
+        entry for entry in transcript.received("Heartbeat", "life") if entry.at > answers[0].at + SLACK_SECONDS
+    ]
+    if late_messages:
+        return failed(
+            f"CompleteAck was sent at {_time_of(answers[0])}; a heartbeat came at {_time_of(late_messages[0])}"
+        )
     return passed(f"no heartbeat in the {transcript.entries[-1].at - answers[0].at:.1f} s after CompleteAck")
 
 
@@ -269,9 +292,11 @@ def keeps_secrets(transcript: Transcript) -> Finding:
         **{f"the log of job {job!r}": log for job, log in transcript.logs.items()},
     }
     for source, text in texts.items():
-        leaked = [kind for secret, kind in transcript.secrets.items() if secret in text]
-        if leaked:
-            return failed(f"scenario {transcript.scenario}: expected no secret in {source}; a {leaked[0]} is there")
+        leaked_kinds = [kind for secret, kind in transcript.secrets.items() if secret in text]
+        if leaked_kinds:
+            return failed(
+                f"scenario {transcript.scenario}: expected no secret in {source}; a {leaked_kinds[0]} is there"
+            )
     return passed("none in what it prints, uploads and reports, also when a job prints its environment")
 
 
@@ -309,10 +334,12 @@ def fetches_spec(transcript: Transcript) -> Finding:
         return not_shown("the runner did not ask for a third job")
     fetches = transcript.received("specs", "referred")
     if not fetches:
-        return failed(f"a lease with job_spec_ref was granted at {_at(granted)}; the specification was never fetched")
+        return failed(
+            f"a lease with job_spec_ref was granted at {_time_of(granted)}; the specification was never fetched"
+        )
     if not transcript.markers("referred"):
-        return failed(f"the specification was fetched at {_at(fetches[0])}, but no step ran")
-    return passed(f"fetched at {_at(fetches[0])}, ran at {_at(transcript.find('job', 'referred')[0])}")
+        return failed(f"the specification was fetched at {_time_of(fetches[0])}, but no step ran")
+    return passed(f"fetched at {_time_of(fetches[0])}, ran at {_time_of(transcript.find('job', 'referred')[0])}")
 
 
 def survives_lost_answers(transcript: Transcript) -> Finding:
@@ -339,22 +366,23 @@ def well_formed(transcript: Transcript) -> Finding:
     refused = transcript.received("refused")
     if refused:
         return failed(
-            f"scenario {transcript.scenario}: a request at {_at(refused[0])} had to be refused: {refused[0].note}"
+            f"scenario {transcript.scenario}: a request at {_time_of(refused[0])} had to be refused: {refused[0].note}"
         )
     return passed("none of its requests had to be refused")
 
 
 def renews_credential(transcript: Transcript) -> Finding:
     """Check PRO-X3: the runner renews its credential before it expires."""
-    late = transcript.received("expired")
-    if late:
+    late_requests = transcript.received("expired")
+    if late_requests:
+        seconds_late = late_requests[0].note
         return failed(
-            f"its credential was good for {SHORT_CREDENTIAL_SECONDS} s; it still used it {late[0].note} s after that"
+            f"its credential was good for {SHORT_CREDENTIAL_SECONDS} s; it still used it {seconds_late} s after that"
         )
     renewals = transcript.received("renew")
     if not renewals:
         return not_shown("nothing came after its first credential had ended")
-    return passed(f"a credential for {SHORT_CREDENTIAL_SECONDS} s was renewed at {_at(renewals[0])}")
+    return passed(f"a credential for {SHORT_CREDENTIAL_SECONDS} s was renewed at {_time_of(renewals[0])}")
 
 
 class RunnerCheck(msgspec.Struct, frozen=True):
@@ -435,6 +463,6 @@ def _without_sequence_no(complete: Entry) -> dict[str, Any]:
     return {name: value for name, value in complete.body.items() if name != "sequence_no"}
 
 
-def _at(entry: Entry | None) -> str:
+def _time_of(entry: Entry | None) -> str:
     """Return the time of an entry as text, in seconds since the start of the scenario."""
     return f"{entry.at:.2f} s" if entry is not None else "no time"

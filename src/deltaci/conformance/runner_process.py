@@ -61,7 +61,7 @@ class RunnerProcess:
                 self._on_exit(line.decode().strip())
 
     async def stop(self) -> None:
-        """End the process and all of its descendants."""
+        """End the runner and all of its descendants."""
         if self._exit_reader is not None:
             self._exit_reader.cancel()
             await asyncio.gather(self._exit_reader, return_exceptions=True)

@@ -93,20 +93,22 @@ async def lost_answers(server: ScriptedOrchestrator, patience: Patience) -> None
 
 async def no_lease(server: ScriptedOrchestrator, patience: Patience) -> None:
     """Answer AckLease of a first job with StaleLease; then run a job that fails, and one with `job_spec_ref`."""
-    refused = server.job("refused")
-    refused.set_steps(refused.step("one"))
-    refused.inject("AckLease", Fault("stale", reason="LEASE_REVOKED"))
-    failing = server.job("failing")
-    failing.set_steps(failing.step("one"), failing.step("two", f"exit {EXIT_CODE}"), failing.step("three"))
-    referred = server.job("referred", by_ref=True)
-    referred.set_steps(referred.step("one"))
-    server.grant(refused)
+    refused_job = server.job("refused")
+    refused_job.set_steps(refused_job.step("one"))
+    refused_job.inject("AckLease", Fault("stale", reason="LEASE_REVOKED"))
+    failing_job = server.job("failing")
+    failing_job.set_steps(
+        failing_job.step("one"), failing_job.step("two", f"exit {EXIT_CODE}"), failing_job.step("three")
+    )
+    referring_job = server.job("referred", is_spec_referenced=True)
+    referring_job.set_steps(referring_job.step("one"))
+    server.grant(refused_job)
     if not await server.until(
         lambda: server.transcript.received("AckLease", "refused") or server.transcript.markers("refused"),
         patience.seconds,
     ):
         return
-    for job in (failing, referred):
+    for job in (failing_job, referring_job):
         server.grant(job)
         await _wait_for_complete(server, job, patience)
 

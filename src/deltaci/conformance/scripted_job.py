@@ -20,7 +20,7 @@ MAX_RUNTIME_SECONDS: Final = 120
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What happens to one message instead of the normal answer.
+    """A fault that replaces or delays the answer to one message.
 
     `cut` closes the connection without an answer, `busy` answers 503, `hold` delays the normal answer, and `stale`
     answers that the lease is no longer valid.
@@ -49,7 +49,7 @@ class ScriptedJob:
         on_marker: Callable[[str, str | None], None],
         *,
         ttl_seconds: int = TTL_SECONDS,
-        by_ref: bool = False,
+        is_spec_referenced: bool = False,
     ) -> None:
         self.name = name
         self.job_id = f"conformance-{name}"
@@ -62,7 +62,7 @@ class ScriptedJob:
         self.expires_at = 0.0
         self.ended: StaleReason | None = None  # Why the lease is no longer valid.
         self.cancel_deadline_seconds = 0  # Greater than 0 once a cancel is requested.
-        self._by_ref = by_ref
+        self._is_spec_referenced = is_spec_referenced
         self._faults: dict[str, deque[Fault]] = {}
         self._result: Complete | None = None
 
@@ -94,17 +94,17 @@ class ScriptedJob:
             lease_ttl_seconds=self.ttl_seconds,
             heartbeat_interval_seconds=INTERVAL_SECONDS,
             max_runtime_seconds=MAX_RUNTIME_SECONDS,
-            job_spec=None if self._by_ref else self.spec,
-            job_spec_ref=f"{ROOT}specs/{self.job_id}" if self._by_ref else None,
+            job_spec=None if self._is_spec_referenced else self.spec,
+            job_spec_ref=f"{ROOT}specs/{self.job_id}" if self._is_spec_referenced else None,
             cancel_token=self.cancel_token,
         )
 
     def is_repeat(self, result: Complete) -> bool:
         """Return whether this result equals the first one, apart from `sequence_no`. Store it if it is the first."""
-        without_number = msgspec.structs.replace(result, sequence_no=None)
+        without_sequence_no = msgspec.structs.replace(result, sequence_no=None)
         if self._result is None:
-            self._result = without_number
-        return self._result == without_number
+            self._result = without_sequence_no
+        return self._result == without_sequence_no
 
     def append(self, offset: int, data: bytes) -> bool:
         """Append to the job's log the bytes that it does not have yet. Return False if there would be a gap."""

@@ -19,11 +19,11 @@ WAIT_SECONDS: Final = 5.0
 
 
 class CheckFailed(Exception):
-    """The server broke the rule; the text is the evidence."""
+    """Raised when the server broke a rule; the text is the evidence."""
 
 
 class NotCheckable(Exception):
-    """The rule cannot be checked in this situation; the text says why."""
+    """Raised when a rule cannot be checked in this situation; the text says why."""
 
 
 class JobSource(Protocol):
@@ -51,8 +51,8 @@ class HeldLease(msgspec.Struct):
             "Complete": {"status": "SUCCEEDED", "exit_code": 0},
             "CancelAck": {"final_status": "CANCELED", "ts": now},
         }
-        common = {"type": type, "lease_id": self.granted.lease_id, "runner_id": self.runner.runner_id}
-        return {**common, **required_fields[type], **fields}
+        common_fields = {"type": type, "lease_id": self.granted.lease_id, "runner_id": self.runner.runner_id}
+        return {**common_fields, **required_fields[type], **fields}
 
     def send(self, type: str, sender: ScriptedRunner | None = None, **fields: Any) -> Reply:
         """Send a message under this lease with the credential of `sender`, by default of the lease's runner."""
@@ -75,7 +75,7 @@ class ScriptedRunner:
         self.expires_at = time.monotonic() + registered.expires_in_seconds
 
     def request(self, method: str, name: str, body: Any = b"", **headers: str) -> Reply:
-        """Send a request with the runner's credential."""
+        """Send a request with the runner's credential and return the reply."""
         return self._client.request(method, name, body, self.credential, **headers)
 
     def lease(self, wait_seconds: float = 0.0, **fields: Any) -> Reply:

@@ -48,10 +48,10 @@ class ServerChecks:
         self._job_source = job_source
         self._patience = patience_seconds
         self._runners: list[ScriptedRunner] = []
-        self._unused: list[HeldLease] = []  # Granted to a check that did not need them.
-        self._live: HeldLease | None = None  # The lease that several checks use in turn.
-        self._completed: HeldLease | None = None  # The same lease after its completion.
-        self._expired: HeldLease | None = None
+        self._unused_leases: list[HeldLease] = []  # Granted to a check that did not need them.
+        self._shared_lease: HeldLease | None = None  # The lease that several checks use in turn.
+        self._completed_lease: HeldLease | None = None  # The same lease after its completion.
+        self._expired_lease: HeldLease | None = None
 
     # -- preconditions
 
@@ -67,8 +67,8 @@ class ServerChecks:
         Raise `NotCheckable` if there is none.
         """
         runner = self._runner()
-        if self._unused and spec is None:
-            return self._unused.pop()
+        if self._unused_leases and spec is None:
+            return self._unused_leases.pop()
         if self._job_source is not None:
             self._job_source.enqueue(spec or SPEC)
         elif spec is not None:
@@ -79,14 +79,14 @@ class ServerChecks:
             raise NotCheckable(f"there is no work: give --store, or enqueue two jobs with the payload {SPEC}")
         return leases[0]
 
-    def _live_lease(self) -> HeldLease:
+    def _require_shared_lease(self) -> HeldLease:
         """Return the lease that several checks use in turn.
 
         Raise `NotCheckable` if it was not granted, or has ended.
         """
-        if self._live is None:
+        if self._shared_lease is None:
             raise NotCheckable("there is no lease (see granted)")
-        return self._live
+        return self._shared_lease
 
     # -- without a lease
 
@@ -147,7 +147,7 @@ class ServerChecks:
             "runner_id": runner.runner_id,
             "ts": "2026-01-04T08:00:00Z",
         }
-        invalid: list[tuple[str, Any, int, str]] = [
+        cases: list[tuple[str, Any, int, str]] = [
             ("an unknown field", {**valid_message, "mood": "good"}, 422, "bad_message"),
             ("an unknown type", {**valid_message, "type": "Hello"}, 422, "bad_message"),
             (
@@ -166,9 +166,9 @@ class ServerChecks:
             ),
             ("no JSON", b"{", 400, "bad_json"),
         ]
-        for subject, body, status, code in invalid:
+        for subject, body, status, code in cases:
             expect(runner.request("POST", "messages", body), status, code, subject)
-        return f"{len(invalid)} invalid messages: 422 bad_message, or 400 bad_json"
+        return f"{len(cases)} invalid messages: 422 bad_message, or 400 bad_json"
 
     def too_large(self) -> str:
         """Check that a message above the size limit is refused."""
@@ -182,10 +182,10 @@ class ServerChecks:
             lease_id="invented", job_id="invented", run_id="", lease_ttl_seconds=1,
             heartbeat_interval_seconds=1, max_runtime_seconds=1,
         )  # fmt: skip
-        invented = HeldLease(granted, runner)
+        invented_lease = HeldLease(granted, runner)
         for type in ("AckLease", "Heartbeat", "Complete", "CancelAck"):
-            self._expect_stale(invented, type, "UNKNOWN_LEASE")
-        expect(invented.log(0, b"x"), 409, "UNKNOWN_LEASE", "a part of a log")
+            self._expect_stale(invented_lease, type, "UNKNOWN_LEASE")
+        expect(invented_lease.log(0, b"x"), 409, "UNKNOWN_LEASE", "a part of a log")
         return "AckLease, Heartbeat, Complete, CancelAck and log: 409 StaleLease with UNKNOWN_LEASE"
 
     def long_poll(self) -> str:
@@ -194,7 +194,7 @@ class ServerChecks:
         leases = self._runner().held_leases(self._runner().lease(1.0))
         elapsed = time.monotonic() - started
         if leases:
-            self._unused += leases
+            self._unused_leases += leases
             raise NotCheckable("there was work at once")
         if elapsed < 0.9:
             raise CheckFailed(f"expected an empty answer after 1 s, it came after {elapsed:.2f} s")
@@ -204,7 +204,7 @@ class ServerChecks:
 
     def granted(self) -> str:
         """Check that a grant has a job, a usable heartbeat interval, and a lease id that cannot be guessed."""
-        self._live = lease = self._take()
+        self._shared_lease = lease = self._take()
         granted = lease.granted
         if (granted.job_spec is None) == (granted.job_spec_ref is None):
             raise CheckFailed("expected either job_spec or job_spec_ref")
@@ -219,7 +219,7 @@ class ServerChecks:
 
     def ack_activates(self) -> str:
         """Check that AckLease renews the lease, and that repeating it is no error."""
-        lease = self._live_lease()
+        lease = self._require_shared_lease()
         for subject in ("AckLease", "AckLease again"):
             answer = decode(expect(lease.send("AckLease"), 200, "HeartbeatAck", subject).body, wire.HeartbeatAck)
             if not answer.extend_lease or answer.cancel_requested:
@@ -228,7 +228,7 @@ class ServerChecks:
 
     def heartbeat_renews(self) -> str:
         """Check that every heartbeat renews the lease, also beyond its first TTL if the patience allows."""
-        lease = self._live_lease()
+        lease = self._require_shared_lease()
         ttl = lease.granted.lease_ttl_seconds
         started = time.monotonic()
         deadline = started + (1.3 * ttl if 1.3 * ttl <= self._patience else SLACK_SECONDS)
@@ -245,7 +245,7 @@ class ServerChecks:
 
     def other_runner(self) -> str:
         """Check that another runner cannot send messages under a lease."""
-        lease = self._live_lease()
+        lease = self._require_shared_lease()
         if len(self._runners) < 2:
             raise NotCheckable("it needs a second runner: give a second --token")
         other_runner = self._runners[1]
@@ -263,7 +263,7 @@ class ServerChecks:
 
     def batch(self) -> str:
         """Check that every message of a batch gets its own answer, in the same order."""
-        lease = self._live_lease()
+        lease = self._require_shared_lease()
         messages = [
             lease.message("Heartbeat"),
             {"type": "Hello"},
@@ -279,7 +279,7 @@ class ServerChecks:
 
     def log_offsets(self) -> str:
         """Check that repeated bytes of a log are stored once and that a gap is refused."""
-        lease = self._live_lease()
+        lease = self._require_shared_lease()
         for subject, offset, data, size in (
             ("the first part", 0, b"0123456789", 10),
             ("the same part again", 0, b"0123456789", 10),
@@ -290,26 +290,25 @@ class ServerChecks:
                 raise CheckFailed(f"{subject}: expected a size of {size}, the answer was {reply.body}")
         gap = expect(lease.log(20, b"x"), 409, "log_gap", "a part after a gap")
         expect(lease.log("x", b"x"), 400, "bad_request", "an offset that is not a number")
-        current = expect(self._runner().request("GET", "log", Delta_Lease=lease.granted.lease_id), 200, "")
-        if current.body != {"size": 15}:
-            raise CheckFailed(f"expected a size of 15 after all this, it is {current.body}")
+        size_reply = expect(self._runner().request("GET", "log", Delta_Lease=lease.granted.lease_id), 200, "")
+        if size_reply.body != {"size": 15}:
+            raise CheckFailed(f"expected a size of 15 after all this, it is {size_reply.body}")
         return f"a repeat and an overlap count once, a gap is refused with {gap}"
 
     def unrequested_cancel_ack(self) -> str:
         """Check that CancelAck without a cancel request is refused."""
-        return (
-            f"CancelAck without a request: {expect(self._live_lease().send('CancelAck'), 409, 'cancel_not_requested')}"
-        )
+        reply = self._require_shared_lease().send("CancelAck")
+        return f"CancelAck without a request: {expect(reply, 409, 'cancel_not_requested')}"
 
     def complete_once(self) -> str:
         """Check that the first result is final: an equal repeat is accepted, a different result is refused."""
-        lease = self._live_lease()
-        self._live = None
+        lease = self._require_shared_lease()
+        self._shared_lease = None
         for subject in ("Complete", "the same again"):
             answer = decode(expect(lease.send("Complete"), 200, "CompleteAck", subject).body, wire.CompleteAck)
             if not answer.accepted:
                 raise CheckFailed(f"{subject}: expected accepted=true, the answer was {answer.reason!r}")
-        self._completed = lease
+        self._completed_lease = lease
         second_result = lease.send("Complete", status="FAILED", exit_code=1)
         if second_result.status == 200 and second_result.body.get("accepted"):
             raise CheckFailed("another result after the accepted one: expected a refusal, it was accepted")
@@ -317,11 +316,11 @@ class ServerChecks:
 
     def stale_after_end(self) -> str:
         """Check that messages under a completed lease are answered with StaleLease."""
-        if self._completed is None:
+        if self._completed_lease is None:
             raise NotCheckable("no result was accepted (see complete-once)")
-        self._expect_stale(self._completed, "Heartbeat", "LEASE_COMPLETED")
-        self._expect_stale(self._completed, "CancelAck", "LEASE_COMPLETED")
-        expect(self._completed.log(15, b"late"), 409, "LEASE_COMPLETED", "a part of the log")
+        self._expect_stale(self._completed_lease, "Heartbeat", "LEASE_COMPLETED")
+        self._expect_stale(self._completed_lease, "CancelAck", "LEASE_COMPLETED")
+        expect(self._completed_lease.log(15, b"late"), 409, "LEASE_COMPLETED", "a part of the log")
         return "Heartbeat, CancelAck and log: 409 StaleLease with LEASE_COMPLETED"
 
     def expires(self) -> str:
@@ -333,7 +332,7 @@ class ServerChecks:
             expect(lease.send("Complete"), 200, "CompleteAck")
             raise NotCheckable(f"a lease lasts {ttl} s, longer than --patience {self._patience:.0f}")
         time.sleep(ttl + SLACK_SECONDS)
-        self._expired = lease
+        self._expired_lease = lease
         for type in ("Heartbeat", "Complete"):
             reply = lease.send(type)
             if reply.status != 409 or reply.code not in ("LEASE_EXPIRED", "LEASE_REPLACED"):
@@ -344,7 +343,7 @@ class ServerChecks:
 
     def leased_again(self) -> str:
         """Check that a job whose lease expired is granted again with a new lease, and the old one is stale."""
-        expired = self._expired
+        expired = self._expired_lease
         if expired is None:
             raise NotCheckable("no lease expired (see expires)")
         runner = self._runner()
@@ -412,7 +411,7 @@ class ServerChecks:
 
     def finish(self) -> None:
         """Accept and complete every job whose lease the kit still holds."""
-        for lease in (*self._unused, *([self._live] if self._live else [])):
+        for lease in (*self._unused_leases, *([self._shared_lease] if self._shared_lease else [])):
             with suppress(Unreachable):
                 lease.send("AckLease")
                 lease.send("Complete")

@@ -44,15 +44,15 @@ def descendants() -> list[int]:
     return sorted(family - {os.getpid()})
 
 
-def send(pids: list[int], number: signal.Signals) -> None:
+def send(pids: list[int], signal_number: signal.Signals) -> None:
     """Send a signal to each of the processes that still exists."""
     for pid in pids:
         with contextlib.suppress(OSError):
-            os.kill(pid, number)
+            os.kill(pid, signal_number)
 
 
 class Subreaper:
-    """The runner process and its descendants."""
+    """The runner process, which this process starts, and its descendants."""
 
     def __init__(self, command: list[str]) -> None:
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)

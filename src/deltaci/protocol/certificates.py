@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def load_certificate(context: ssl.SSLContext, cert: Path, key: Path) -> None:
-    """Load a certificate and its key.
+    """Load a certificate and its key from PEM files into a TLS context.
 
     Raise `ValueError` that names the unreadable file, or both files if they are not a valid pair.
     """
@@ -25,7 +25,7 @@ def load_certificate(context: ssl.SSLContext, cert: Path, key: Path) -> None:
 
 
 def load_authorities(context: ssl.SSLContext, ca: Path) -> None:
-    """Trust the certificate authorities in a file. Raise `ValueError` if it cannot be used."""
+    """Make a TLS context trust the certificate authorities in a PEM file. Raise `ValueError` if it cannot be used."""
     _check_readable(ca)
     try:
         context.load_verify_locations(cafile=ca)

@@ -69,14 +69,14 @@ class Step(Strict, frozen=True, kw_only=True):
 
 
 class ArtifactRule(Strict, frozen=True, kw_only=True):
-    """Which files to upload as artifacts."""
+    """A pattern of files that the runner uploads as artifacts."""
 
     path_glob: Annotated[ShortText, doc("the files, relative to the root of the workspace")]
     type: Annotated[Name, doc("their type, e.g. `junit`")] = "file"
 
 
 class CacheRule(Strict, frozen=True, kw_only=True):
-    """Which folders to restore before the job and to save after it."""
+    """Folders that the runner restores from a cache before the steps and saves after a success."""
 
     key: Annotated[ShortText, doc("the key; `{lock_hash}` in it is replaced by the hash of the lock files")]
     paths: Annotated[Paths, doc("the folders, relative to the root of the workspace; `~` is the workspace")]
@@ -121,7 +121,7 @@ class Service(Strict, frozen=True, kw_only=True):
 
 
 class NumberRule(Strict, frozen=True, kw_only=True):
-    """The range in which a number of a report must lie."""
+    """A range in which a number in a report must lie."""
 
     report: Annotated[ShortText, doc("the file, JSON or XML")]
     at: Annotated[
@@ -156,12 +156,12 @@ class ValidationRule(Strict, frozen=True, kw_only=True):
 
     @property
     def is_checked_by_server(self) -> bool:
-        """Whether the server checks this rule; the runner skips it then."""
+        """Whether the server checks this rule, so that the runner skips it."""
         return bool(self.within) or self.mergeable
 
 
 class RuleResult(Strict, frozen=True, kw_only=True):
-    """Whether one validation rule holds; if not, the actual and the expected value."""
+    """Whether one validation rule holds, with the actual and the expected value."""
 
     schema_name: ClassVar[str] = "Verdict"
 
@@ -174,7 +174,7 @@ class RuleResult(Strict, frozen=True, kw_only=True):
 class Worktree(Strict, frozen=True, kw_only=True):
     """A git worktree that is kept between jobs, with commits that only the server has.
 
-    Under the lease the runner reads the commit to begin with from the server, and uploads the commits of the steps.
+    Under the lease the runner downloads the first commit from the server, and uploads the commits of the steps.
     """
 
     schema_name: ClassVar[str] = "Tree"
@@ -194,7 +194,7 @@ class Worktree(Strict, frozen=True, kw_only=True):
 
 
 class JobSpec(Strict, frozen=True, kw_only=True):
-    """The job itself. Steps run in order; the first failure ends the job."""
+    """The job itself: what the runner executes. Steps run in order; the first failure ends the job."""
 
     name: Annotated[ShortText, doc("display name; the server always sends it")] = ""
     workdir: Annotated[

@@ -87,7 +87,7 @@ class TestCase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ParsedCase:
-    """One test while its report is parsed, with all of its executions."""
+    """The state of one test while its report is parsed, over all of its executions."""
 
     __slots__ = ("had_failed", "message", "name", "outcome", "output", "seconds")
 
@@ -118,13 +118,13 @@ class _Reader:
         self._case_key: tuple[int, str] = (0, "")
         self.cases: dict[tuple[int, str], _ParsedCase] = {}
         parser = self._parser = expat.ParserCreate()
-        parser.StartElementHandler = self._start
-        parser.EndElementHandler = self._end
-        parser.StartDoctypeDeclHandler = self._doctype
-        parser.EntityDeclHandler = self._entity
+        parser.StartElementHandler = self._on_start_tag
+        parser.EndElementHandler = self._on_end_tag
+        parser.StartDoctypeDeclHandler = self._on_doctype
+        parser.EntityDeclHandler = self._on_entity
         if has_output:
             parser.buffer_text = True
-            parser.CharacterDataHandler = self._text
+            parser.CharacterDataHandler = self._on_text
 
     def read(self, data: bytes) -> None:
         """Parse the whole report; raise `Refused` if it is malformed or too large."""
@@ -144,13 +144,13 @@ class _Reader:
         line = self._parser.CurrentLineNumber
         return Refused(code, f"the test report {self._file}, line {line}, {problem}")
 
-    def _doctype(self, *_: object) -> None:
+    def _on_doctype(self, *_: object) -> None:
         raise self._error("unreadable", "has a document type; write the report without <!DOCTYPE>")
 
-    def _entity(self, *_: object) -> None:
+    def _on_entity(self, *_: object) -> None:
         raise self._error("unreadable", "defines an entity; write the report without it")
 
-    def _start(self, tag: str, attributes: dict[str, str]) -> None:
+    def _on_start_tag(self, tag: str, attributes: dict[str, str]) -> None:
         tag = tag.rpartition(":")[2]
         if not self._open_tags and tag not in _SUITE_TAGS:
             raise self._error("unreadable", f"begins with <{tag[:80]}>; a JUnit report with <testsuites>, <testsuite>")
@@ -170,7 +170,7 @@ class _Reader:
             if self._in_output and self._output and not self._output[-1].endswith("\n"):
                 self._output.append("\n")
 
-    def _text(self, text: str) -> None:
+    def _on_text(self, text: str) -> None:
         if self._in_output and self._output_budget > 0:
             self._output.append(text[: self._output_budget])
             self._output_budget -= len(text)
@@ -200,7 +200,7 @@ class _Reader:
             if _SEVERITY[outcome] and self._message_count <= MAX_NAMES:  # Later ones are not reported.
                 case.message = attributes.get("message", "")[:MAX_MESSAGE_CHARACTERS]
 
-    def _end(self, tag: str) -> None:
+    def _on_end_tag(self, tag: str) -> None:
         tag = tag.rpartition(":")[2]
         self._open_tags.pop()
         self._in_output = False
@@ -215,12 +215,16 @@ class _Reader:
         if _SEVERITY[case.outcome] and self._output and self._output_count < MAX_NAMES:
             self._output_count += 1
             case.output = "".join(self._output).strip("\r\n")
-        earlier = self.cases.get(self._case_key)
-        if earlier is not None:
-            case.had_failed |= earlier.had_failed or _SEVERITY[earlier.outcome] > 0
-            case.seconds += earlier.seconds
+        earlier_case = self.cases.get(self._case_key)
+        if earlier_case is not None:
+            case.had_failed |= earlier_case.had_failed or _SEVERITY[earlier_case.outcome] > 0
+            case.seconds += earlier_case.seconds
             if case.outcome == SKIPPED:  # A skipped repetition does not change the outcome.
-                case.outcome, case.message, case.output = earlier.outcome, earlier.message, earlier.output
+                case.outcome, case.message, case.output = (
+                    earlier_case.outcome,
+                    earlier_case.message,
+                    earlier_case.output,
+                )
         elif len(self.cases) >= MAX_TESTS:
             raise self._error("too_large", f"has more than {MAX_TESTS} tests")
         self.cases[self._case_key] = case
@@ -231,7 +235,7 @@ def read(reports: Iterable[tuple[str, bytes]], on_error: Callable[[Refused], Non
 
     A report that cannot be parsed is passed to `on_error` and skipped; without `on_error` the error is raised.
     """
-    cases = _read(reports, on_error)
+    cases = _parse_reports(reports, on_error)
     outcomes = [case.outcome for case in cases]
     failed = sorted((case.name, case.message) for case in cases if _SEVERITY[case.outcome])
     return ReportTotals(
@@ -258,7 +262,7 @@ def read_cases(reports: Iterable[tuple[str, bytes]], on_error: Callable[[Refused
             message=case.message,
             output=case.output,
         )
-        for case in _read(reports, on_error, has_output=True)
+        for case in _parse_reports(reports, on_error, has_output=True)
     ]
 
 
@@ -267,7 +271,7 @@ def _is_flaky(case: _ParsedCase) -> bool:
     return case.had_failed and case.outcome == PASSED
 
 
-def _read(
+def _parse_reports(
     reports: Iterable[tuple[str, bytes]], on_error: Callable[[Refused], None] | None, *, has_output: bool = False
 ) -> list[_ParsedCase]:
     """Return the tests of all reports, in order; handle malformed reports like `read`."""

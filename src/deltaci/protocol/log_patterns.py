@@ -33,7 +33,10 @@ class _Piece(NamedTuple):
 
 
 def check(pattern: str) -> int:
-    """Return in how many ways the pattern can match at one position. Raise `BadPattern` if it is not allowed."""
+    """Return in how many ways a pattern can match at one position, which bounds its matching time.
+
+    Raise `BadPattern` if the pattern is not allowed.
+    """
     if not pattern:
         raise BadPattern(1, "nothing", "a pattern")
     if len(pattern) > MAX_LENGTH:
@@ -63,24 +66,24 @@ class _Parser:
 
     def parse(self) -> int:
         """Return in how many ways the whole pattern can match at one position."""
-        ways = self._alternatives()
+        ways = self._parse_alternatives()
         if self._position < len(self._text):
             raise self._error("')' without '('", "write '\\)' for the character itself")
         return ways
 
-    def _alternatives(self) -> int:
-        ways = self._sequence()
+    def _parse_alternatives(self) -> int:
+        ways = self._parse_sequence()
         while self._peek() == "|":
             self._position += 1
-            ways = self._check_ways(ways + self._sequence(), self._position - 1)
+            ways = self._check_ways(ways + self._parse_sequence(), self._position - 1)
         return ways
 
-    def _sequence(self) -> int:
+    def _parse_sequence(self) -> int:
         ways = 1
         while (character := self._peek()) and character not in "|)":
-            begin = self._position
-            piece = self._piece(character)
-            ways = self._check_ways(ways * self._quantified(piece), begin)
+            start = self._position
+            piece = self._parse_piece(character)
+            ways = self._check_ways(ways * self._parse_quantifier(piece), start)
         return ways
 
     def _check_ways(self, ways: int, position: int) -> int:
@@ -90,13 +93,13 @@ class _Parser:
             raise BadPattern(position + 1, f"more than {MAX_WAYS:,} ways to match at one place", expected)
         return ways
 
-    def _piece(self, character: str) -> _Piece:
+    def _parse_piece(self, character: str) -> _Piece:
         if character == "(":
-            return self._group()
+            return self._parse_group()
         if character == "[":
-            return self._set()
+            return self._parse_set()
         if character == "\\":
-            return self._escape()
+            return self._parse_escape()
         if character in "^$":
             self._position += 1
             return _Piece(1, is_character=False, is_edge=True)
@@ -107,23 +110,23 @@ class _Parser:
         self._position += 1
         return _Piece(1, is_character=True)
 
-    def _group(self) -> _Piece:
-        begin = self._position
-        if self._text.startswith("(?", begin) and not self._text.startswith("(?:", begin):
-            raise self._error(f"'{self._text[begin : begin + 4]}'", "a plain group, '(…)' or '(?:…)'")
+    def _parse_group(self) -> _Piece:
+        start = self._position
+        if self._text.startswith("(?", start) and not self._text.startswith("(?:", start):
+            raise self._error(f"'{self._text[start : start + 4]}'", "a plain group, '(…)' or '(?:…)'")
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise self._error(f"more than {MAX_DEPTH} groups inside each other", "fewer")
-        self._position += 3 if self._text.startswith("(?:", begin) else 1
-        ways = self._alternatives()
+        self._position += 3 if self._text.startswith("(?:", start) else 1
+        ways = self._parse_alternatives()
         if self._peek() != ")":
-            self._position = begin
+            self._position = start
             raise self._error("'(' without ')'", "write '\\(' for the character itself")
         self._position += 1
         self._depth -= 1
         return _Piece(ways, is_character=False)
 
-    def _escape(self) -> _Piece:
+    def _parse_escape(self) -> _Piece:
         character = self._text[self._position + 1 : self._position + 2]
         if character.isdigit():
             raise self._error(f"'\\{character}', which refers back to a group", "write out what is meant")
@@ -134,10 +137,10 @@ class _Parser:
         self._position += 2
         return _Piece(1, is_character=character not in _EDGES, is_edge=character in _EDGES)
 
-    def _set(self) -> _Piece:
-        begin = self._position
-        position = begin + 1 + self._text.startswith("^", begin + 1)
-        first = position
+    def _parse_set(self) -> _Piece:
+        start = self._position
+        position = start + 1 + self._text.startswith("^", start + 1)
+        first_member = position
         while position < len(self._text) and self._text[position] != "]":
             if self._text[position] == "[" or self._text[position : position + 2] in _RESERVED_IN_SETS:
                 self._position = position
@@ -147,39 +150,39 @@ class _Parser:
                 )
             if self._text[position] == "\\":
                 self._position = position
-                if self._escape().is_edge:
+                if self._parse_escape().is_edge:
                     self._position = position
                     raise self._error(f"'{self._text[position : position + 2]}' in brackets", "characters")
                 position = self._position
             else:
                 position += 1
-        if position >= len(self._text) or position == first:
-            self._position = begin
+        if position >= len(self._text) or position == first_member:
+            self._position = start
             raise self._error("'[' without characters and ']'", "write '\\[' or '\\]' for the characters themselves")
         self._position = position + 1
         return _Piece(1, is_character=True)
 
-    def _quantified(self, piece: _Piece) -> int:
+    def _parse_quantifier(self, piece: _Piece) -> int:
         """Consume the quantifier after a piece, if any. Return in how many ways both together can match."""
-        begin, character = self._position, self._peek()
-        counted = _COUNT.match(self._text, begin) if character == "{" else None
-        if character not in ("*", "+", "?") and counted is None:
+        start, character = self._position, self._peek()
+        count_match = _COUNT.match(self._text, start) if character == "{" else None
+        if character not in ("*", "+", "?") and count_match is None:
             return piece.ways
         if piece.is_edge or not (piece.is_character or character == "?"):
             kind = "an edge" if piece.is_edge else "a group"
             raise self._error(
                 f"{kind} that is repeated by '{character}'", "repeat single characters; a group only by '?'"
             )
-        self._position += counted.end() - begin if counted is not None else 1
+        self._position += count_match.end() - start if count_match is not None else 1
         if self._peek() == "?":  # A non-greedy quantifier has the same ways in another order.
             self._position += 1
         if self._peek() in ("*", "+", "?", "{") and self._peek():
             raise self._error(f"a second quantifier '{self._peek()}'", "one behind each character")
         if character == "?":
             return piece.ways + 1
-        low, high = _repetition_range(counted) if counted is not None else (0, MAX_LINE_CHARS)
+        low, high = _repetition_range(count_match) if count_match is not None else (0, MAX_LINE_CHARS)
         if not 0 <= low <= high <= MAX_LINE_CHARS:
-            self._position = begin
+            self._position = start
             raise self._error("a count that cannot be", f"'{{n,m}}' with n up to m, and m up to {MAX_LINE_CHARS}")
         return high - low + 1
 
@@ -191,9 +194,9 @@ class _Parser:
         return BadPattern(self._position + 1, found, expected)
 
 
-def _repetition_range(counted: re.Match[str]) -> tuple[int, int]:
+def _repetition_range(count_match: re.Match[str]) -> tuple[int, int]:
     """Return the lower and upper bound of `{n,m}`. Return 1 and 0, which is no valid range, if both are missing."""
-    low, comma, high = counted.groups()
+    low, comma, high = count_match.groups()
     if not low and not high:
         return 1, 0
     return int(low or 0), int(high) if high else MAX_LINE_CHARS if comma else int(low)

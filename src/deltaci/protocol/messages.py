@@ -111,7 +111,7 @@ decoder = decoding.decoder
 
 
 class Registration(Strict, frozen=True, kw_only=True):
-    """Register a runner with its registration token, or with an OIDC token of the server's issuer."""
+    """A request to register a runner, with a registration token or an OIDC token of the server's issuer."""
 
     token: Annotated[LongSecret, doc("the registration token, valid once, or the OIDC token: a secret")]
     capabilities: Annotated[Labels, doc("labels of its system, architecture and tools; none has a comma")] = []
@@ -123,14 +123,17 @@ class Registration(Strict, frozen=True, kw_only=True):
 
 
 class Renewal(Strict, frozen=True, kw_only=True):
-    """Renew the credential and report changed capabilities. An absent field does not change."""
+    """A request for a new credential, which may also report changed labels and slots.
+
+    An absent field does not change.
+    """
 
     capabilities: Annotated[Labels | None, doc("its labels")] = None
     slots: Annotated[Slots | None, doc("how many jobs it runs concurrently")] = None
 
 
 class EndedStreamsRequest(Strict, frozen=True, kw_only=True):
-    """Ask which of the streams whose worktrees the runner keeps have ended. An extension of document 001."""
+    """A request for the ended ones among streams whose worktrees the runner keeps. An extension of document 001."""
 
     schema_name: ClassVar[str] = "Streams"
 
@@ -138,7 +141,7 @@ class EndedStreamsRequest(Strict, frozen=True, kw_only=True):
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of a runner and its credential."""
+    """The response to a registration or a renewal: the id of the runner and its credential."""
 
     runner_id: Annotated[
         str, doc("the id to send from now on: its name, or `<name>/<number>` for a later incarnation of it")
@@ -152,7 +155,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FromRunner(Strict, frozen=True, kw_only=True, tag_field="type", tag="FromRunner"):
-    """Fields of every message that a runner sends under a lease."""
+    """Base of all messages that a runner sends under a lease."""
 
     lease_id: Annotated[Secret, doc("the lease that the message is about: a secret")]
     runner_id: Annotated[Name, doc("the sender")]
@@ -162,13 +165,13 @@ class FromRunner(Strict, frozen=True, kw_only=True, tag_field="type", tag="FromR
 
 
 class FromServer(Strict, frozen=True, kw_only=True, tag_field="type", tag="FromServer"):
-    """Fields of every message that the server sends."""
+    """Base of all messages that the server sends."""
 
     lease_id: Annotated[Secret, doc("the lease that the message is about: a secret")]
 
 
 class LeaseRequest(Strict, frozen=True, kw_only=True, tag_field="type", tag="Lease"):
-    """Ask for work and wait for it. Document 001 gives this request no fields."""
+    """A runner's request for work, which may wait for the first job. Document 001 gives it no fields."""
 
     schema_name: ClassVar[str] = "Lease"
 
@@ -185,13 +188,16 @@ class LeaseRequest(Strict, frozen=True, kw_only=True, tag_field="type", tag="Lea
 
 
 class Dispatch(Strict, frozen=True, kw_only=True, tag_field="type", tag="Dispatch"):
-    """Announce an attempt that can be claimed. An extension: the message of transport A's queue, without secrets."""
+    """The announcement of an attempt that can be claimed.
+
+    An extension: the message of transport A's queue, without secrets.
+    """
 
     attempt_id: Annotated[Id, doc("for `attempts` of a `Lease`")]
 
 
 class ControlRequest(Strict, frozen=True, kw_only=True, tag_field="type", tag="Control"):
-    """Wait for cancel requests. An extension: the push channel that document 001 leaves open.
+    """A runner's request that waits for cancel requests. An extension: the push channel that document 001 leaves open.
 
     The answer to the next heartbeat repeats every cancel request that is sent here.
     """
@@ -208,7 +214,10 @@ class ControlRequest(Strict, frozen=True, kw_only=True, tag_field="type", tag="C
 
 
 class LeaveRequest(Strict, frozen=True, kw_only=True, tag_field="type", tag="Leave"):
-    """Sign off: the runner takes no new jobs, finishes its current ones, and may register again under its name."""
+    """The announcement that a runner takes no new jobs.
+
+    It finishes its current jobs, and may register again under its name.
+    """
 
     schema_name: ClassVar[str] = "Leave"
 
@@ -216,7 +225,10 @@ class LeaveRequest(Strict, frozen=True, kw_only=True, tag_field="type", tag="Lea
 
 
 class LeaseGranted(FromServer, frozen=True, kw_only=True, tag="LeaseGranted"):
-    """The right to execute one attempt of a job. Contains the job specification or a reference to it."""
+    """The grant of a lease, which is the right to execute one attempt of a job.
+
+    Contains the job specification or a reference to it.
+    """
 
     job_id: Annotated[Id, doc("the attempt to execute")]
     run_id: Annotated[str, doc("its run; empty for a job of the plain queue")]
@@ -229,7 +241,7 @@ class LeaseGranted(FromServer, frozen=True, kw_only=True, tag="LeaseGranted"):
 
 
 class AckLease(FromRunner, frozen=True, kw_only=True, tag="AckLease"):
-    """Accept the lease and start work. The answer is a `HeartbeatAck`."""
+    """The runner's message that it accepts the lease and starts work. The answer is a `HeartbeatAck`."""
 
     job_id: Annotated[Id, doc("the job of the lease")]
     accepted_at: Annotated[Timestamp, doc("time of the runner's clock")]
@@ -245,13 +257,13 @@ class Progress(Strict, frozen=True, kw_only=True):
 
 
 class LogCursor(Strict, frozen=True, kw_only=True):
-    """How much of the log the runner has sent."""
+    """How many bytes of the log the runner has sent."""
 
     bytes_sent: Annotated[Count, doc("bytes of the log that were sent")]
 
 
 class Heartbeat(FromRunner, frozen=True, kw_only=True, tag="Heartbeat"):
-    """Renew the lease and report progress."""
+    """The runner's periodic message that renews the lease and reports progress."""
 
     ts: Annotated[Timestamp, doc("time of the runner's clock")]
     progress: Annotated[Progress | None, doc("how far the job is")] = None
@@ -259,7 +271,7 @@ class Heartbeat(FromRunner, frozen=True, kw_only=True, tag="Heartbeat"):
 
 
 class HeartbeatAck(FromServer, frozen=True, kw_only=True, omit_defaults=False, tag="HeartbeatAck"):
-    """Whether the lease was renewed, and whether to stop."""
+    """The answer to `AckLease` and `Heartbeat`: whether the lease was renewed, and whether to stop."""
 
     extend_lease: Annotated[bool, doc("whether the lease was renewed")]
     new_lease_ttl_seconds: Annotated[Seconds, doc("the new TTL, counted from the server's answer")]
@@ -279,14 +291,14 @@ class Artifact(Strict, frozen=True, kw_only=True):
 
 
 class Timings(Strict, frozen=True, kw_only=True):
-    """Start and end by the runner's own clock."""
+    """When the job started and ended, by the runner's own clock."""
 
     started_at: Annotated[Timestamp, doc("start of the first step")]
     finished_at: Annotated[Timestamp, doc("end of the last step")]
 
 
 class StepResult(Strict, frozen=True, kw_only=True):
-    """How one step ended."""
+    """The result of one step: its exit code and duration, and whether it was skipped or timed out."""
 
     index: Annotated[Count, doc("its index, from 0")]
     exit_code: Annotated[ExitCode | None, doc("null: there is none, e.g. because the step was killed")]
@@ -321,7 +333,7 @@ class TestTotals(Strict, frozen=True, kw_only=True):
 
 
 class Complete(FromRunner, frozen=True, kw_only=True, tag="Complete"):
-    """The final result; it ends the lease."""
+    """The runner's final result of the job. It ends the lease."""
 
     status: Annotated[Literal["SUCCEEDED", "FAILED"], doc("how the job ended")]
     exit_code: Annotated[ExitCode | None, doc("0 for a success, and only for one")] = None
@@ -354,14 +366,14 @@ class Complete(FromRunner, frozen=True, kw_only=True, tag="Complete"):
 
 
 class CompleteAck(FromServer, frozen=True, kw_only=True, tag="CompleteAck"):
-    """Whether the result was accepted, and if not, why."""
+    """The answer to `Complete`: whether the result was accepted, and if not, why."""
 
     accepted: Annotated[bool, doc("whether the result was accepted")]
     reason: Annotated[ShortText, doc("extension: why not, e.g. `CANCEL_REQUESTED`; absent when it was")] = ""
 
 
 class CancelRequested(FromServer, frozen=True, kw_only=True, tag="CancelRequested"):
-    """Stop within the deadline, and confirm with `CancelAck`."""
+    """The server's request to stop the job within the deadline, and to confirm that with `CancelAck`."""
 
     job_id: Annotated[Id, doc("the attempt to stop")]
     reason: Annotated[ShortText, doc("why, e.g. `RUN_CANCELED`")]
@@ -370,7 +382,7 @@ class CancelRequested(FromServer, frozen=True, kw_only=True, tag="CancelRequeste
 
 
 class CancelAck(FromRunner, frozen=True, kw_only=True, tag="CancelAck"):
-    """The runner stopped; no process of the job is left."""
+    """The runner's confirmation that it stopped the job; no process of the job is left."""
 
     final_status: Annotated[Literal["CANCELED"], doc("how the job ended")]
     ts: Annotated[Timestamp, doc("time of the runner's clock")]
@@ -391,7 +403,7 @@ StaleReason = Literal[
 
 
 class StaleLease(FromServer, frozen=True, kw_only=True, tag="StaleLease"):
-    """The lease is no longer valid: stop, and do not complete."""
+    """The answer to a message under a lease that is no longer valid: the runner must stop, and not complete."""
 
     reason: Annotated[StaleReason, doc("why")]
     # Document 001 describes the answer to a stale heartbeat in two places; this message has the fields of both.
@@ -404,7 +416,7 @@ class StaleLease(FromServer, frozen=True, kw_only=True, tag="StaleLease"):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Why a request was refused. It changed nothing."""
+    """The response to a request that was refused and changed nothing."""
 
     code: Annotated[str, doc("a stable error code, see the list of codes")]
     message: Annotated[str, doc("what was found, what was expected, what to do; for people")]

@@ -23,7 +23,7 @@ _DIGEST: Final = "1"
 
 
 def token(text: str) -> str:
-    """Encode any text as one token. Equal texts have equal tokens, different texts different ones."""
+    """Return the part of a subject that encodes a text. Different texts have different tokens."""
     if not text:
         return _EMPTY
     encoded = _base32(text.encode())
@@ -35,7 +35,7 @@ def token(text: str) -> str:
 
 
 def stream(tenant: str) -> str:
-    """Return the name of the stream with a tenant's dispatches."""
+    """Return the name of the JetStream stream with a tenant's dispatches."""
     return f"deltaci-{token(tenant)}"
 
 
@@ -64,7 +64,7 @@ def consumer(key: str) -> str:
 
 
 def next_dispatch(tenant: str, key: str) -> str:
-    """Return the subject where a runner requests the next dispatch of a queue."""
+    """Return the subject to which a runner sends a request for the next dispatches of a queue."""
     return f"$JS.API.CONSUMER.MSG.NEXT.{stream(tenant)}.{consumer(key)}"
 
 
@@ -74,7 +74,7 @@ def new_queues(tenant: str) -> str:
 
 
 def control(tenant: str, runner_id: str) -> str:
-    """Return the subject of cancel requests to a runner.
+    """Return the subject on which cancel requests are sent to a runner.
 
     All incarnations of a runner share it, so that one NATS permission is enough.
     """
@@ -82,7 +82,7 @@ def control(tenant: str, runner_id: str) -> str:
 
 
 def inbox(tenant: str, runner_id: str) -> str:
-    """Return the subject prefix of replies to a runner."""
+    """Return the prefix of the subjects on which a runner receives replies."""
     return f"deltaci.inbox.{token(tenant)}.{token(first_incarnation_id(runner_id))}"
 
 

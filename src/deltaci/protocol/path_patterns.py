@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from deltaci.protocol.pattern_automaton import Automaton, CharacterSet, Step, single
+from deltaci.protocol.pattern_automaton import Automaton, CharacterSet, Step, single_character
 
 MAX_PATTERN_LENGTH: Final = 1_024
 MAX_PATTERNS: Final = 1_000  # Per list.
 
 ANY: Final = CharacterSet("", (), is_negated=True)
 WITHIN_NAME: Final = CharacterSet("/", (), is_negated=True)
-SLASH: Final = single("/")
+SLASH: Final = single_character("/")
 
 # `(.*/)?`: any number of folders. Only a slash ends it, and it can be skipped as a whole.
 FOLDERS: Final = (Step(ANY, skip_count=2), Step(SLASH, repeats_on=ANY))
@@ -31,7 +31,7 @@ SPECIAL: Final = frozenset("*?+[{}\\")
 
 
 class BadPattern(Exception):
-    """A malformed pattern. `column`, and the `item` of a list, count from 1."""
+    """Raised for a malformed pattern. `column`, and the `item` of a list, count from 1."""
 
     def __init__(self, column: int, found: str, expected: str, *, item: int = 1) -> None:
         super().__init__(f"column {column}: found {found}; expected {expected}")
@@ -80,7 +80,10 @@ def branch_filter(texts: Sequence[str]) -> Filter:
 
 
 def parse_all(texts: Sequence[str], *, is_branch: bool = False) -> tuple[Pattern, ...]:
-    """Parse a list of patterns. A list of negated patterns only is refused, because it would match nothing."""
+    """Return the parsed patterns.
+
+    Raise `BadPattern` if one is malformed, or if all are negated and so match nothing.
+    """
     if len(texts) > MAX_PATTERNS:
         raise BadPattern(1, f"{len(texts)} patterns", f"at most {MAX_PATTERNS}", item=MAX_PATTERNS + 1)
     patterns = []
@@ -95,8 +98,8 @@ def parse_all(texts: Sequence[str], *, is_branch: bool = False) -> tuple[Pattern
 
 
 def parse_path(text: str) -> Pattern:
-    """Parse a path pattern. If its last name has no wildcards, it also matches everything below it."""
-    start = _start(text)
+    """Parse a path pattern. A pattern whose last name has no wildcards also matches everything below that name."""
+    start = _pattern_start(text)
     is_negative = start == 1
     end = len(text)
     if text.startswith("./", start):
@@ -119,7 +122,7 @@ def parse_path(text: str) -> Pattern:
 
 def parse_branch(text: str) -> Pattern:
     """Parse a branch or tag pattern, which must match the whole name."""
-    start = _start(text)
+    start = _pattern_start(text)
     if text.startswith("refs/", start):
         raise BadPattern(start + 1, "a name with 'refs/'", "the short name, such as 'main' or 'release/*'")
     for position in (start, len(text) - 1):
@@ -130,7 +133,7 @@ def parse_branch(text: str) -> Pattern:
     return Pattern(text, start == 1, tuple(parser.parse()), parser.folder)
 
 
-def _start(text: str) -> int:
+def _pattern_start(text: str) -> int:
     """Return the position after a leading `!`. Raise `BadPattern` for a text that cannot be a pattern."""
     start = 1 if text.startswith("!") else 0
     if len(text) > MAX_PATTERN_LENGTH:
@@ -149,13 +152,13 @@ def _start(text: str) -> int:
 
 def _check_names(text: str, start: int, end: int) -> None:
     """Raise `BadPattern` for file names that cannot exist in a repository."""
-    begin = start
+    name_start = start
     for name in text[start:end].split("/"):
         if not name:
-            raise BadPattern(begin + 1, "a folder without a name", "one '/' between names")
+            raise BadPattern(name_start + 1, "a folder without a name", "one '/' between names")
         if name in (".", ".."):
-            raise BadPattern(begin + 1, f"'{name}' as a name", "a path from the root of the repository on")
-        begin += len(name) + 1
+            raise BadPattern(name_start + 1, f"'{name}' as a name", "a path from the root of the repository on")
+        name_start += len(name) + 1
 
 
 class _Operand(NamedTuple):
@@ -180,7 +183,7 @@ class _Parser:
         self.folder = ""
 
     def parse(self) -> list[Step]:
-        """Return the steps of the pattern."""
+        """Parse the pattern and return its steps."""
         position = self._start
         while position < self._end:
             position = self._parse_element(position)
@@ -195,7 +198,7 @@ class _Parser:
             self._add_literal(character, position)
             return position + 1
         if character == "\\":
-            self._add_literal(self._escaped(position), position)
+            self._add_literal(self._escaped_character(position), position)
             return position + 2
         if character in "{}":
             raise BadPattern(
@@ -213,7 +216,7 @@ class _Parser:
 
     def _add_literal(self, character: str, position: int) -> None:
         """Append a step that matches exactly this character, which stands at `position`."""
-        characters = single(character)
+        characters = single_character(character)
         self._steps.append(Step(characters))
         if character == "/":
             self._operand = _Operand(None, "after '/'")
@@ -223,7 +226,7 @@ class _Parser:
         if self._first_wildcard > position:
             self._literal_prefix.append(character)
 
-    def _escaped(self, position: int) -> str:
+    def _escaped_character(self, position: int) -> str:
         """Return the character after the backslash at this position. Raise `BadPattern` if it may not be escaped."""
         character = self._text[position + 1 : min(position + 2, self._end)]
         if not character:
@@ -303,7 +306,7 @@ class _Parser:
         """Parse one character inside brackets. Return it, without its escape, and the position after it."""
         character = self._text[position]
         if character == "\\":
-            return self._escaped(position), position + 2
+            return self._escaped_character(position), position + 2
         if character in "[/":
             raise BadPattern(
                 position + 1, f"'{character}' in brackets", "']' before it; write '\\[' for the character itself"

@@ -36,7 +36,7 @@ class CharacterSet(NamedTuple):
 
 
 @lru_cache(maxsize=4_096)
-def single(character: str) -> CharacterSet:
+def single_character(character: str) -> CharacterSet:
     """Return the set with only this character."""
     return CharacterSet(character)
 
@@ -62,7 +62,7 @@ class State:
 
 
 class Automaton:
-    """The automaton of a list of patterns, each a sequence of steps."""
+    """A finite automaton that matches a list of patterns, each a sequence of steps."""
 
     def __init__(self, patterns: Sequence[Sequence[Step]]) -> None:
         self.size = sum(len(pattern) + 1 for pattern in patterns)
@@ -70,7 +70,7 @@ class Automaton:
         repeating: dict[CharacterSet, list[int]] = {}
         skips: dict[int, list[int]] = {1: [], 2: []}
         self._starts: list[int] = []
-        self._ends: dict[int, int] = {}  # From the position after the last step to the index of the pattern.
+        self._index_by_end: dict[int, int] = {}  # From the position after the last step to the index of the pattern.
         position = 0
         for index, pattern in enumerate(patterns):
             self._starts.append(position)
@@ -82,20 +82,20 @@ class Automaton:
                 if step.skip_count:
                     skips[step.skip_count].append(position)
                 position += 1
-            self._ends[position] = index
+            self._index_by_end[position] = index
             position += 1
         self._advancing_bits = {characters: self._bits(positions) for characters, positions in advancing.items()}
         self._repeating_bits = {characters: self._bits(positions) for characters, positions in repeating.items()}
         self._skip_one, self._skip_two = self._bits(skips[1]), self._bits(skips[2])
-        self._end_bits = self._bits(self._ends)
+        self._end_bits = self._bits(self._index_by_end)
         self._masks: dict[str, tuple[int, int]] = {}
         self._states: dict[int, State] = {}
         self._cached_bytes = 0
-        self._first = self._add_state(self._with_skips(self._bits(self._starts)))
+        self._initial_state = self._add_state(self._with_skips(self._bits(self._starts)))
 
     def walk(self, text: str, state: State | None = None) -> State:
         """Return the state after this text, starting at the beginning or at a state that `walk` returned."""
-        state = state or self._first
+        state = state or self._initial_state
         for character in text:
             successor = state.successors.get(character)
             if successor is None:
@@ -107,7 +107,7 @@ class Automaton:
         """Return the indices of the patterns that match the text of this state, or can match a longer text."""
         return tuple(
             index
-            for start, (end, index) in zip(self._starts, self._ends.items(), strict=True)
+            for start, (end, index) in zip(self._starts, self._index_by_end.items(), strict=True)
             if (state.positions >> start) & ((1 << (end - start + 1)) - 1)
         )
 
@@ -131,10 +131,13 @@ class Automaton:
         return successor
 
     def _clear_cache(self) -> None:
-        """Drop all states and their transitions: a state that a caller still holds must not keep the others alive."""
+        """Remove all states from the cache, except the initial one, and all transitions between them.
+
+        A state that a caller still has must not keep the others in memory.
+        """
         for state in self._states.values():
             state.successors.clear()
-        self._states = {self._first.positions: self._first}
+        self._states = {self._initial_state.positions: self._initial_state}
         self._cached_bytes = 0
 
     def _with_skips(self, positions: int) -> int:
@@ -154,7 +157,7 @@ class Automaton:
         matches = []
         while end_positions:
             lowest = end_positions & -end_positions
-            matches.append(self._ends[lowest.bit_length() - 1])
+            matches.append(self._index_by_end[lowest.bit_length() - 1])
             end_positions ^= lowest
         state = self._states[positions] = State(positions, tuple(matches))
         self._cached_bytes += STATE_BYTES + self.size // 8

@@ -77,7 +77,7 @@ def _parse_json(text: str) -> JsonPath:
             subscript = _SUBSCRIPT.match(text, position)
             if subscript is None:
                 raise BadPattern(position + 1, "'['", "a place such as '[0]', or a key such as '[\"a.b\"]'")
-            parts.append(subscript[2] if subscript[2] is not None else _index(subscript, MAX_INDEX))
+            parts.append(subscript[2] if subscript[2] is not None else _parse_index(subscript, MAX_INDEX))
             position = subscript.end()
             continue
         if parts:
@@ -111,7 +111,7 @@ def _parse_xml(text: str) -> XmlPath:
         predicate = _PREDICATE.match(text, position)
         if predicate is not None:
             position = predicate.end()
-            number = _index(predicate, 1_000_000) if predicate[1] is not None else 0
+            number = _parse_index(predicate, 1_000_000) if predicate[1] is not None else 0
             if predicate[1] is not None and not number:
                 raise BadPattern(predicate.start() + 1, "'[0]'", "a number from 1 on: in XML the first one is '[1]'")
             elements.append(Element(name[0], number, predicate[2] or "", predicate[3] or ""))
@@ -124,7 +124,7 @@ def _parse_xml(text: str) -> XmlPath:
         position += 1
 
 
-def _index(match: re.Match[str], maximum: int) -> int:
+def _parse_index(match: re.Match[str], maximum: int) -> int:
     """Return the number in a matched subscript. Raise `BadPattern` if it is above the maximum."""
     number = int(match[1])
     if number > maximum:

@@ -30,7 +30,7 @@ class ControlResponse(msgspec.Struct, frozen=True):
 
 
 class HandBackResponse(msgspec.Struct, frozen=True):
-    """Confirms that the job is back in the queue."""
+    """The confirmation that a job is back in the queue."""
 
     schema_name: ClassVar[str] = "HandedBack"
 
@@ -38,7 +38,7 @@ class HandBackResponse(msgspec.Struct, frozen=True):
 
 
 class LeaveResponse(msgspec.Struct, frozen=True):
-    """Confirms that the runner signs off."""
+    """The confirmation that the runner gets no more jobs."""
 
     schema_name: ClassVar[str] = "Gone"
 
@@ -115,7 +115,7 @@ class WorktreeStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndedStreams(msgspec.Struct, frozen=True):
-    """The streams whose worktrees are not needed any more."""
+    """The streams that have ended, so that their worktrees are not needed any more."""
 
     schema_name: ClassVar[str] = "StreamsOver"
 

@@ -24,7 +24,10 @@ UNDER_LEASE: Final = f"{AUTHORIZATION}, `{LEASE_HEADER}: <lease_id>`"
 
 
 class ProtocolRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """One method of one path. `name` is the path segment after the root; `path_parameter` stands for the rest."""
+    """One HTTP method of one path of the protocol.
+
+    `name` is the path segment after the root; `path_parameter` stands for the segments after it.
+    """
 
     method: str
     name: str
@@ -37,7 +40,7 @@ class ProtocolRoute(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def path(self) -> str:
-        """The whole path, with the placeholder of its parameter."""
+        """The whole path, with the placeholder of its parameter, if it has one."""
         return f"{ROOT}{self.name}{'/' + self.path_parameter if self.path_parameter else ''}"
 
 

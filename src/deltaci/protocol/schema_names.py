@@ -35,7 +35,10 @@ def schema_components(kinds: Iterable[Any], ref_template: str) -> tuple[list[Any
     }
     if not new_names:
         return list(schemas), components
-    references = {ref_template.format(name=old): ref_template.format(name=new) for old, new in new_names.items()}
+    references = {
+        ref_template.format(name=class_name): ref_template.format(name=new_name)
+        for class_name, new_name in new_names.items()
+    }
     renamed = {
         new_names.get(name, name): _renamed(schema, new_names, references) for name, schema in components.items()
     }
@@ -51,17 +54,17 @@ def structs(kinds: Iterable[inspect.Type]) -> Iterator[type]:
     """Yield each struct that values of these types may contain, once."""
     seen, pending = set[type](), list(kinds)
     while pending:
-        kind = pending.pop()
-        if isinstance(kind, inspect.StructType):
-            if kind.cls in seen:
+        type_info = pending.pop()
+        if isinstance(type_info, inspect.StructType):
+            if type_info.cls in seen:
                 continue
-            seen.add(kind.cls)
-            yield kind.cls
-            pending += [field.type for field in kind.fields]
+            seen.add(type_info.cls)
+            yield type_info.cls
+            pending += [field.type for field in type_info.fields]
         for name in ("type", "types", "item_type", "item_types", "key_type", "value_type"):
-            inner = getattr(kind, name, ())
-            parts = inner if isinstance(inner, tuple) else (inner,)
-            pending += [part for part in parts if isinstance(part, inspect.Type)]
+            attribute = getattr(type_info, name, ())
+            inner_types = attribute if isinstance(attribute, tuple) else (attribute,)
+            pending += [inner_type for inner_type in inner_types if isinstance(inner_type, inspect.Type)]
 
 
 def _renamed(schema: Any, new_names: dict[str, str], references: dict[str, str]) -> Any:

@@ -56,7 +56,7 @@ class Uploaded(msgspec.Struct, frozen=True):
     stored: bool = True
 
 
-def _reader(kind: type[T]) -> Callable[[bytes], T]:
+def _body_decoder(kind: type[T]) -> Callable[[bytes], T]:
     """Return a function that decodes a response body.
 
     It raises `Unreachable` for an unreadable body, which a proxy may have sent.
@@ -72,29 +72,29 @@ def _reader(kind: type[T]) -> Callable[[bytes], T]:
     return decode_body
 
 
-_read_uploaded = _reader(Uploaded)
-_read_leases = _reader(LeaseResponse)
-_read_control = _reader(ControlResponse)
-_read_leave = _reader(LeaveResponse)
-_read_log_size = _reader(LogSize)
-_read_registered = _reader(Registered)
-_read_job_spec = _reader(wire.JobSpec)
-_read_secrets = _reader(dict[str, str])
-_read_needs = _reader(dict[str, NeededJob])
-_read_shared_artifacts = _reader(list[SharedArtifact])
-_read_cache_match = _reader(CacheMatch)
-_read_worktree_start = _reader(WorktreeStart)
-_read_ended_streams = _reader(EndedStreams)
-_read_source_credential = _reader(SourceCredential)
-_read_stale_lease = _reader(wire.StaleLease)
-_read_batch = _reader(list[msgspec.Raw])
-_read_message: Callable[[bytes], ServerMessage] = _reader(ServerMessage)  # type: ignore[arg-type]
-_read_problem = _reader(Problem)
+_read_uploaded = _body_decoder(Uploaded)
+_read_leases = _body_decoder(LeaseResponse)
+_read_control = _body_decoder(ControlResponse)
+_read_leave = _body_decoder(LeaveResponse)
+_read_log_size = _body_decoder(LogSize)
+_read_registered = _body_decoder(Registered)
+_read_job_spec = _body_decoder(wire.JobSpec)
+_read_secrets = _body_decoder(dict[str, str])
+_read_needs = _body_decoder(dict[str, NeededJob])
+_read_shared_artifacts = _body_decoder(list[SharedArtifact])
+_read_cache_match = _body_decoder(CacheMatch)
+_read_worktree_start = _body_decoder(WorktreeStart)
+_read_ended_streams = _body_decoder(EndedStreams)
+_read_source_credential = _body_decoder(SourceCredential)
+_read_stale_lease = _body_decoder(wire.StaleLease)
+_read_batch = _body_decoder(list[msgspec.Raw])
+_read_message: Callable[[bytes], ServerMessage] = _body_decoder(ServerMessage)  # type: ignore[arg-type]
+_read_problem = _body_decoder(Problem)
 _decode_problem = wire.decoder(Problem)
 
 
 class RunnerClient:
-    """Calls the server for one runner, from any thread. `token` may be changed at any time."""
+    """Calls the server for one runner, from any thread. `token`, its credential, may be changed at any time."""
 
     def __init__(self, url: str, token: str = "", tls: TlsConfig | None = None) -> None:
         parts = urlsplit(url)
@@ -139,16 +139,16 @@ class RunnerClient:
         return _read_control(body).cancels
 
     def send(self, message: RunnerMessage, timeout: float = TIMEOUT_SECONDS) -> ServerMessage:
-        """Send one message and return the response."""
+        """Send one message under a lease and return the server's answer."""
         return _read_message(self._call("POST", "messages", wire.encode(message), timeout=timeout))
 
     def send_batch(self, messages: Sequence[RunnerMessage], timeout: float) -> list[ServerMessage | Problem]:
-        """Send many messages in one request and return their responses in the same order."""
+        """Send many messages in one request and return their answers in the same order."""
         body = self._call("POST", "batch", msgspec.json.encode(list(messages)), timeout=timeout)
         return [_read_batch_response(bytes(raw)) for raw in _read_batch(body)]
 
     def spec(self, ref: str, lease_id: str) -> wire.JobSpec:
-        """Fetch a job spec that was too large for the lease, from the path that the lease names."""
+        """Return a job spec that was too large for the lease, read from the path `ref` in the lease."""
         return _read_job_spec(self._call_with_lease(lease_id, "GET", ref.removeprefix(ROOT)))
 
     def hand_back(self, lease_id: str) -> None:
@@ -168,11 +168,11 @@ class RunnerClient:
         return _read_log_size(self._call_with_lease(lease_id, "POST", "log", data, headers, timeout)).size
 
     def secrets(self, lease_id: str) -> dict[str, str]:
-        """Return the secrets that the job requires."""
+        """Return the secrets that the job requires, by name."""
         return _read_secrets(self._call_with_lease(lease_id, "GET", "secrets"))
 
     def optional_secrets(self, lease_id: str) -> dict[str, str]:
-        """Return the job's optional secrets that exist and that it may have."""
+        """Return those optional secrets of the job that exist and that it may have, by name."""
         return _read_secrets(self._call_with_lease(lease_id, "GET", "optional-secrets"))
 
     def source_credential(self, lease_id: str) -> str:
@@ -180,7 +180,7 @@ class RunnerClient:
         return _read_source_credential(self._call_with_lease(lease_id, "GET", "source-credential")).value
 
     def needs(self, lease_id: str) -> dict[str, NeededJob]:
-        """Return the results of the jobs that this job needs."""
+        """Return the results of the jobs that this job needs, by name."""
         return _read_needs(self._call_with_lease(lease_id, "GET", "needs"))
 
     def worktree_start(self, lease_id: str) -> WorktreeStart:
@@ -209,7 +209,10 @@ class RunnerClient:
         return _read_uploaded(self._call_with_lease(lease_id, "PUT", path, parts, headers, timeout=TRANSFER_SECONDS))
 
     def download(self, lease_id: str, path: str, write: Callable[[bytes], object]) -> str:
-        """Call `write` with each part of a body. Return the SHA-256 that the server sent with it."""
+        """Download a body from a path of the protocol, and call `write` with each part of it.
+
+        Return the SHA-256 that the server sent with it.
+        """
         return self._call_with_lease(lease_id, "GET", path, timeout=TRANSFER_SECONDS, write=write).decode()
 
     def _call_with_lease(
@@ -241,12 +244,12 @@ class RunnerClient:
             self._local.connection = None
 
     def close_all(self) -> None:
-        """Close the connections of all threads. No thread may use the client any more."""
+        """Close the connections of all threads. No thread may use the client after that."""
         while self._connections:
             self._connections.pop().close()
 
     def abort(self) -> None:
-        """Shut down all connections for good, from any thread. Calls in progress raise `Unreachable`."""
+        """Shut down all connections, from any thread. Calls in progress and all later ones raise `Unreachable`."""
         self._is_aborted = True
         for connection in list(self._connections):
             if connection.sock is not None:

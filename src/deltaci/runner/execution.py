@@ -43,7 +43,7 @@ from deltaci.runner.workspace.worktrees.prepare import prepare_tree
 
 
 class JobExecution:
-    """Executes one job in its cell. Call `close` after the cell is closed."""
+    """Executes one job in its cell, from its secrets to its uploads. Call `close` after the cell is closed."""
 
     def __init__(
         self,
@@ -81,16 +81,16 @@ class JobExecution:
         """
         spec = self._spec
         try:
-            needs = await self._needs()
+            needs = await self._fetch_needs()
             self._expressions = JobExpressions(spec, self._layout, runner=self._runner_id, needs=needs)
             if self._expressions.is_pipeline_job and not self._expressions.job_condition_holds(spec.condition):
-                return self._skipped()
-            secrets, optional_secrets = await self._secrets()
+                return self._skipped_result()
+            secrets, optional_secrets = await self._fetch_secrets()
         except Refused as refused:
             code = "BAD_SPEC" if refused.code == "bad_spec" else "SECRETS"
-            return self._failed(code, f"{'if' if code == 'BAD_SPEC' else 'secrets'}: {refused.message}")
+            return self._failed_result(code, f"{'if' if code == 'BAD_SPEC' else 'secrets'}: {refused.message}")
         except Unreachable as error:
-            return self._failed("RUNNER_STARTUP", f"the job cannot start: {error}")
+            return self._failed_result("RUNNER_STARTUP", f"the job cannot start: {error}")
         self._log.add_secrets([*secrets.values(), *optional_secrets.values()])
         if self._expressions.is_pipeline_job:
             await asyncio.to_thread(self._make_folders)
@@ -112,9 +112,9 @@ class JobExecution:
                 result = await RuleChecker(job, steps, seconds_left).check(result)
             self._is_failed = not result.is_valid
         except Refused as refused:
-            return self._failed(error_code_of(refused), refused.message)
+            return self._failed_result(error_code_of(refused), refused.message)
         except (StepFailed, CellFailed, OSError) as failed:
-            return self._failed(getattr(failed, "code", "") or "RUNNER_STARTUP", str(failed))
+            return self._failed_result(getattr(failed, "code", "") or "RUNNER_STARTUP", str(failed))
         finally:
             set_stop(None)
         return await self._with_outputs(result)
@@ -184,13 +184,13 @@ class JobExecution:
             protocols=self._protocols,
         )
 
-    async def _needs(self) -> dict[str, NeededJob]:
+    async def _fetch_needs(self) -> dict[str, NeededJob]:
         """Return the results of the jobs in `needs`; empty, without a request, if there are none."""
         if not self._spec.needs:
             return {}
         return await self._transfers.call(lambda client, lease_id: client.needs(lease_id))
 
-    async def _secrets(self) -> tuple[dict[str, str], dict[str, str]]:
+    async def _fetch_secrets(self) -> tuple[dict[str, str], dict[str, str]]:
         """Return the required and the optional secrets. A pipeline job of an untrusted run gets no required ones."""
         spec = self._spec
         optional_secrets: dict[str, str] = {}
@@ -204,14 +204,14 @@ class JobExecution:
             self._log.write_line("this run is not trusted: the job continues without its secrets")
             return {}, optional_secrets
 
-    def _skipped(self) -> JobResult:
+    def _skipped_result(self) -> JobResult:
         """Return the result of a job whose condition is false, and log the condition."""
         condition = self._spec.condition or "success()"
         self._log.write_line(f"the job is skipped: {condition}")
         summary = self._log.masked_line(f"skipped: {condition}")
         return JobResult(exit=Exit(0, None, 0.0), steps=[], summary=summary, is_skipped=True)
 
-    def _failed(self, code: str, reason: str) -> JobResult:
+    def _failed_result(self, code: str, reason: str) -> JobResult:
         """Log the reason and return the result of a job that failed outside of its steps, with this error code."""
         self._log.write_line(reason)
         return JobResult(exit=Exit(None, None, 0.0), steps=[], error_code=code, summary=self._log.masked_line(reason))
@@ -247,7 +247,9 @@ class JobExecution:
                 await upload_bundle(self._job_context(), self._worktree_commits, collected)
             if has_uploads:
                 with self._log.section(UPLOAD_ARTIFACTS, "upload artifacts"):
-                    await self._collector.collect(structs.replace(spec, artifacts=self._interpolated(spec.artifacts)))
+                    await self._collector.collect(
+                        structs.replace(spec, artifacts=self._interpolated_rules(spec.artifacts))
+                    )
                     if result.is_valid and not collected.error_code:
                         await self._caches.save()
             if result.outputs and not collected.error_code:
@@ -258,7 +260,7 @@ class JobExecution:
             result = structs.replace(result, error_code=collected.error_code, summary=collected.summary)
         return structs.replace(result, collected=collected)
 
-    def _interpolated(self, rules: list[ArtifactRule]) -> list[ArtifactRule]:
+    def _interpolated_rules(self, rules: list[ArtifactRule]) -> list[ArtifactRule]:
         """Return the rules with the expressions in their paths evaluated.
 
         A rule whose expression fails is left out and fails the job.

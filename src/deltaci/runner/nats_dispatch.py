@@ -69,7 +69,7 @@ class DispatchPuller:
 
     @property
     def is_connected(self) -> bool:
-        """Whether work is announced over NATS now."""
+        """Whether this runner currently receives dispatches over NATS."""
         return self._connection is not None and bool(self._queue_keys)
 
     async def run(self) -> None:

@@ -34,7 +34,7 @@ _decode_credential = wire.decoder(Registered)
 
 
 class NoCredential(Exception):
-    """The runner has no certificate, stored credential or token to register with."""
+    """Raised when the runner has no certificate, stored credential or token to register with."""
 
 
 class CredentialProvider:
@@ -77,7 +77,10 @@ class CredentialProvider:
         raise AssertionError("not reached")
 
     def renew(self) -> Registered:
-        """Exchange the current credential for a new one. With an OIDC token this works even if it has expired."""
+        """Exchange the current credential for a new one.
+
+        With an OIDC token this works even if the old one has expired.
+        """
         with self._lock, closing(self._client):  # The next renewal is long from now: keep no connection.
             return self._renew()
 
@@ -165,7 +168,7 @@ def _describe_problem(error: Exception, path: Path) -> str:
 
 
 def _write_private(path: Path, data: bytes) -> None:
-    """Write a file atomically, readable only by this user."""
+    """Write a file atomically so that only this user can read it."""
     new_path = path.with_name(f"{path.name}.new")
     new_path.unlink(missing_ok=True)
     with os.fdopen(os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

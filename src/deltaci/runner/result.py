@@ -16,7 +16,7 @@ from deltaci.runner.workspace.collect_outputs import CollectedOutputs
 
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How the steps of a job ended, and what the runner collected from it."""
+    """The result of a job: how its steps ended, and the outputs that the runner collected."""
 
     exit: Exit
     steps: list[StepResult]
@@ -35,7 +35,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_success(self) -> bool:
-        """Whether the job has exit code 0, no timeout and no error code, for example of an upload.
+        """Whether the exit code is 0, the job did not time out, and it has no error code, for example of an upload.
 
         A step that was stopped at its timeout may still have exit code 0.
         """

@@ -23,7 +23,7 @@ from deltaci.runner.workspace.source_policy import allowed_protocols
 
 
 class KeeperConnection(Protocol):
-    """The runner's connection to its lease keeper."""
+    """The runner's connection to its lease keeper, the process that sends heartbeats."""
 
     def send(self, command: KeeperCommand) -> None: ...
 
@@ -62,11 +62,11 @@ class Runtime:
         return allowed_protocols()
 
     def connect(self, token: str = "") -> RunnerClient:
-        """Return a new client of the server."""
+        """Return a new client of the server, with this credential."""
         return RunnerClient(self._url, token, self._tls)
 
     def executors(self) -> Executors:
-        """Return the executors of jobs."""
+        """Return the executors, which create the cells in which jobs run."""
         return Executors()
 
     async def start_keeper(self) -> KeeperConnection:

@@ -44,7 +44,7 @@ _FileStamps = tuple[tuple[int, int, int], ...]
 
 
 class InvalidTlsFiles(Exception):
-    """A TLS file is missing or invalid, or the combination of files is."""
+    """Raised when a TLS file is missing or invalid, or a certificate is configured without its key."""
 
 
 class TlsConfig:

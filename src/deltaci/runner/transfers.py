@@ -28,11 +28,14 @@ OpenFile = Callable[[], AbstractContextManager[BinaryIO]]
 
 
 class JobStopped(Exception):
-    """The job must stop, or its lease is lost: nothing more is sent or fetched for it."""
+    """Raised when the job must stop or its lease is lost, so that nothing more is sent or fetched for it."""
 
 
 class Transfers:
-    """Calls and transfers under one lease. They raise `JobStopped` once `is_stopped` returns True."""
+    """Calls the server and transfers files under one lease.
+
+    Its methods raise `JobStopped` once `is_stopped` returns True or the lease is stale.
+    """
 
     def __init__(
         self,
@@ -51,7 +54,7 @@ class Transfers:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
     async def secrets(self) -> dict[str, str]:
-        """Return the job's secrets by name."""
+        """Return the secrets that the job requires, by name."""
         return await self._retry(lambda: self._client.secrets(self._lease_id), PATIENCE_SECONDS)
 
     async def call(self, call: Callable[[RunnerClient, str], T], patience_seconds: float = PATIENCE_SECONDS) -> T:
@@ -59,11 +62,11 @@ class Transfers:
         return await self._retry(lambda: call(self._client, self._lease_id), patience_seconds)
 
     async def upload(self, path: str, open_file: OpenFile, size: int, patience_seconds: float) -> Uploaded:
-        """Upload the first `size` bytes of a file and check that the server stored the bytes that were read here."""
+        """Upload the first `size` bytes of a file. Check that the server stored the bytes that were read."""
         return await self._retry(lambda: self._upload(path, open_file, size), patience_seconds)
 
     async def download(self, path: str, file: BinaryIO, max_bytes: int, patience_seconds: float) -> int:
-        """Download into a file, which is overwritten, and verify the hash. Return the size."""
+        """Download into a file, which is overwritten, and verify the SHA-256. Return the size."""
         return await self._retry(lambda: self._download(path, file, max_bytes), patience_seconds)
 
     async def _retry(self, call: Callable[[], T], patience_seconds: float) -> T:

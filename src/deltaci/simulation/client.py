@@ -35,7 +35,7 @@ ReportViolation = Callable[[Violation], None]
 
 
 class CommandClient:
-    """Sends the commands of users and queue clients; runners use the runner protocol."""
+    """Sends the commands of users and queue clients to the servers. Runners use the runner protocol instead."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class CommandClient:
         self._check(self._acknowledgements.check_denied_claim, attempt_id, worker_id, other_workers, now)
 
     def wall_time(self) -> int:
-        """Return the time of day in microseconds."""
+        """Return the simulated wall-clock time in microseconds since the epoch."""
         return int(self._signer.now() * SECOND)
 
     def _check(self, check: Callable[..., None], *args: Any) -> None:

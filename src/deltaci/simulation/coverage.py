@@ -24,6 +24,6 @@ def unvisited(edges: Iterable[Edge]) -> list[str]:
     """Return all transitions that are not among `edges`, each as one line of text."""
     missing = ALL_EDGES - frozenset(edges)
     return sorted(
-        f"{entity} {source or '(created)'} → {to}" + (f" ({trigger})" if trigger else "")
-        for entity, source, to, trigger in missing
+        f"{entity} {from_state or '(created)'} → {to_state}" + (f" ({trigger})" if trigger else "")
+        for entity, from_state, to_state, trigger in missing
     )

@@ -39,7 +39,10 @@ LockedReads = list[tuple[CountLiveLeases | LockGroup, Any]]
 
 
 class SharedDatabase(MemoryStore):
-    """The shared store. `on_commit` is called with the events of every commit, before any server sees them."""
+    """The store that all servers share.
+
+    `on_commit` is called with the events of each commit, before a server sees them.
+    """
 
     def __init__(self, clock: Callable[[], int], on_commit: Callable[[list[Event]], None]) -> None:
         super().__init__(clock)
@@ -54,7 +57,7 @@ class SharedDatabase(MemoryStore):
         return seq
 
     def answer_read(self, request: Request) -> Any:
-        """Answer a read request of a transaction."""
+        """Return the answer to a read request of a transaction."""
         return self._answer(request)
 
     def log(self) -> list[Event]:
@@ -62,7 +65,7 @@ class SharedDatabase(MemoryStore):
         return list(self._events)
 
     def record(self, id: str) -> Record | None:
-        """Return the stored record with this id."""
+        """Return the stored record with this id; None if there is none."""
         rows = self._load((id,))
         return rows[0].record if rows else None
 
@@ -79,7 +82,7 @@ class ConnectionFaults:
 
 
 class ServerConnection:
-    """The store as one server sees it."""
+    """The connection of one server to the shared store, with its faults."""
 
     max_concurrent_transactions = 1
 
@@ -147,12 +150,12 @@ class ServerConnection:
         await self._inject_fault("after")
         return seq
 
-    async def _inject_fault(self, when: str) -> None:
+    async def _inject_fault(self, moment: str) -> None:
         """Kill the server or break the connection, if a fault demands it at this moment: before or after the commit."""
-        if self.faults.kill_at_commit == when:
+        if self.faults.kill_at_commit == moment:
             self._kill_server()
             await asyncio.get_running_loop().create_future()  # Never returns: this server is dead.
-        if self.faults.break_at_commit == when:
+        if self.faults.break_at_commit == moment:
             self.faults.break_at_commit = ""
             raise Unavailable("the connection to the database was lost")
 

@@ -113,8 +113,8 @@ class FaultInjector:
         }
         if fault.kind == "liar":
             machines = [runner.machine for runner in self._runners]
-            for n in range(FORGED_MESSAGES):
-                self._loop.call_outside(fault.seconds * n / FORGED_MESSAGES, runner.send_forged, machines)
+            for index in range(FORGED_MESSAGES):
+                self._loop.call_outside(fault.seconds * index / FORGED_MESSAGES, runner.send_forged, machines)
             return _do_nothing
         if fault.kind not in faults:
             return None
@@ -146,8 +146,8 @@ class FaultInjector:
         if fault.kind == "delay":
             network.delay_seconds = 20.0
             return lambda: setattr(network, "delay_seconds", 0.0)
-        cuts = {"cut requests": (network.cut_requests,), "cut answers": (network.cut_responses,)}
-        cut_sets = cuts.get(fault.kind, (network.cut_requests, network.cut_responses))
+        sets_by_kind = {"cut requests": (network.cut_requests,), "cut answers": (network.cut_responses,)}
+        cut_sets = sets_by_kind.get(fault.kind, (network.cut_requests, network.cut_responses))
         for names in cut_sets:
             names.add(runner.name)
 

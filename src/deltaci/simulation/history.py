@@ -92,12 +92,12 @@ class Simulation:
         )
         storage = SharedStorage(Path(self._folder.name), self.executions.check_log)
         self._servers = [
-            SimServer(f"s{n}", self._loop, self._database, storage, self._random, self._wall_clock)
-            for n in range(scenario.servers)
+            SimServer(f"s{index}", self._loop, self._database, storage, self._random, self._wall_clock)
+            for index in range(scenario.servers)
         ]
         for server in self._servers:
             server.on_response = self._check_response
-        self._runners = [self._create_runner(f"r{n}") for n in range(scenario.runners)]
+        self._runners = [self._create_runner(f"r{index}") for index in range(scenario.runners)]
         self._acknowledgements = acknowledgements
         client = CommandClient(
             self._loop,
@@ -262,13 +262,13 @@ class Simulation:
         """Check that the stored log and records agree with the events that were committed."""
         if self._database.log() != self.log:
             raise Violation("log", "the stored log differs from the committed events")
-        for id, tracked in self.checker.entities.items():
+        for id, entity in self.checker.entities.items():
             stored = self._database.record(id)
-            if stored is None or (stored.state, stored.rev) != (tracked.state, tracked.rev):
+            if stored is None or (stored.state, stored.rev) != (entity.state, entity.rev):
                 actual = f"{stored.state} at rev {stored.rev}" if stored is not None else "missing"
                 raise Violation(
                     "record",
-                    f"{id} is {tracked.state} at rev {tracked.rev} by the log, but the stored record is {actual}",
+                    f"{id} is {entity.state} at rev {entity.rev} by the log, but the stored record is {actual}",
                 )
 
     def _is_over(self) -> bool:
@@ -312,8 +312,8 @@ class Simulation:
         self._has_ended_faults = True
         self._fault_injector.end_all()
         self.checker.set_fault_free_since(self._store_clock())
-        wait = REPORT_SECONDS + 2 * self._scenario.poll_seconds
-        self._loop.call_outside(wait, self.executions.check_reported, dict(self.executions.unreported_ends))
+        wait_seconds = REPORT_SECONDS + 2 * self._scenario.poll_seconds
+        self._loop.call_outside(wait_seconds, self.executions.check_reported, dict(self.executions.unreported_ends))
 
 
 class _ErrorLogHandler(logging.Handler):

@@ -17,7 +17,7 @@ MAX_COPY_DELAY_SECONDS: Final = 30.0
 
 
 class NoResponse(Exception):
-    """No response arrived; whether the server handled the request is unknown."""
+    """Raised when no response arrives, so that it is unknown whether the server handled the request."""
 
 
 class SimRequest(NamedTuple):
@@ -52,7 +52,7 @@ class Network:
         return _Call(self, server, request, timeout).response
 
     def travel_seconds(self) -> float:
-        """Draw the time that a message takes now."""
+        """Draw how long a message now takes from one end to the other."""
         return USUAL_SECONDS + (self.delay_seconds * self._random.random() if self.delay_seconds else 0.0)
 
     def _is_lost(self) -> bool:
@@ -65,7 +65,7 @@ class Network:
             self.loop.call_outside(self._random.random() * MAX_COPY_DELAY_SECONDS, self._deliver_copy, server, request)
 
     def _deliver_copy(self, server: SimServer, request: SimRequest) -> None:
-        """Deliver a duplicated request."""
+        """Let the server handle a duplicated request, and ignore its response."""
         if server.is_up:
             server.handle_request(request.method, request.path, request.headers, request.body)
 
@@ -118,7 +118,7 @@ class _Call:
             self.response.set_result(server_task.result())
 
     def _reset(self) -> None:
-        """Fail the request with a connection reset: the server process is dead."""
+        """Fail the request with a connection reset, because the server process is dead."""
         if self._request.runner not in self._network.cut_responses:
             self._network.loop.call_outside(USUAL_SECONDS, self._fail, "the connection was reset")
 

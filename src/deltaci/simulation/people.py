@@ -65,8 +65,8 @@ class People:
         elif action.kind == "ghost":
             self._spawn(self._register_idle_worker(f"ghost-{action.number}", random))
 
-    def _spawn(self, work: Any) -> None:
-        self._client.spawn(work)
+    def _spawn(self, coroutine: Any) -> None:
+        self._client.spawn(coroutine)
 
     # -- runs
 
@@ -95,8 +95,8 @@ class People:
             cancel = run.Cancel(id=previous_run_id, reason="SUPERSEDED", request_id=f"{previous_run_id} superseded")
             self._spawn(client.submit("cancel", cancel, Random(f"{id} supersedes")))
         if client.happens("run is canceled", random):
-            wait = random.choice((0.0, 5.0, 60.0, 600.0, 3600.0)) * random.random()
-            self._cancel(id, wait, Random(f"{self._scenario.seed} {id} cancel"))
+            wait_seconds = random.choice((0.0, 5.0, 60.0, 600.0, 3600.0)) * random.random()
+            self._cancel(id, wait_seconds, Random(f"{self._scenario.seed} {id} cancel"))
         if is_at_once:
             return
         if random.random() < 0.3:
@@ -109,7 +109,9 @@ class People:
         id, count = record.id, random.randint(0, MAX_JOBS)
         common_fields: dict[str, Any] = {"id": id, "actor": "user:u", "request_id": f"{id} create", "record": record}
         start = StartRun(
-            **common_fields, jobs=tuple(self._draw_related_job(id, random, n) for n in range(count)), plan_hash="h"
+            **common_fields,
+            jobs=tuple(self._draw_related_job(id, random, index) for index in range(count)),
+            plan_hash="h",
         )
         if self._client.happens("race", random):
             self._spawn(self._client.submit("start", start, Random(f"{self._scenario.seed} {id} start again")))
@@ -126,13 +128,15 @@ class People:
         await asyncio.sleep((90.0 if client.happens("plan is late", random) else 3.0) * random.random())
         if client.happens("plan fails", random):
             if random.random() < 0.5:
-                cyclic_jobs = tuple(JobSpec(name=name, needs=(other,)) for name, other in (("a", "b"), ("b", "a")))
+                cyclic_jobs = tuple(
+                    JobSpec(name=name, needs=(needed_name,)) for name, needed_name in (("a", "b"), ("b", "a"))
+                )
                 await client.submit("circle", Plan(id=id, jobs=cyclic_jobs, request_id=f"{id} circle"), random)
             failed = run.PlanFailed(id=id, error="the planner failed", request_id=f"{id} unplanned")
             await client.submit("plan", failed, random)
             return
         count = 0 if client.happens("plan is empty", random) else random.randint(1, MAX_JOBS)
-        jobs = tuple(self._draw_related_job(id, random, n) for n in range(count))
+        jobs = tuple(self._draw_related_job(id, random, index) for index in range(count))
         plan = Plan(id=id, jobs=jobs, plan_hash="h", request_id=f"{id} plan")
         await client.submit("plan", plan, random, Plan(id=id, jobs=(), plan_hash="other", request_id=f"{id} plan"))
         if jobs and client.happens("job is canceled", random):
@@ -210,19 +214,26 @@ class People:
             ]
         }
 
-    def _cancel(self, id: str, wait: float, random: Random, tag: str = "") -> None:
+    def _cancel(self, id: str, wait_seconds: float, random: Random, request_tag: str = "") -> None:
         """Cancel the run later, by one user or by several at once."""
         count = random.randint(2, 3) if self._client.happens("several cancel", random) else 1
-        for n in range(count):
-            common_fields: dict[str, Any] = {"id": id, "actor": f"user:u{n}", "request_id": f"{id} cancel {tag}{n}"}
+        for index in range(count):
+            common_fields: dict[str, Any] = {
+                "id": id,
+                "actor": f"user:u{index}",
+                "request_id": f"{id} cancel {request_tag}{index}",
+            }
             wrong_rev = None
-            if self._client.happens("wrong rev", random) and (tracked := self._history.entities.get(id)) is not None:
-                wrong_rev = tracked.rev - 1
+            if (
+                self._client.happens("wrong rev", random)
+                and (tracked_run := self._history.entities.get(id)) is not None
+            ):
+                wrong_rev = tracked_run.rev - 1
             cancel = run.Cancel(**common_fields, reason="RUN_CANCELED", expected_rev=wrong_rev)
             conflicting_cancel = run.Cancel(**common_fields, reason="ANOTHER")
-            action_random = Random(f"{self._scenario.seed} {id} cancel {tag}{n}")
+            action_random = Random(f"{self._scenario.seed} {id} cancel {request_tag}{index}")
             self._client.spawn_later(
-                wait, partial(self._client.submit, "cancel", cancel, action_random, conflicting_cancel)
+                wait_seconds, partial(self._client.submit, "cancel", cancel, action_random, conflicting_cancel)
             )
 
     # -- reactions to events
@@ -254,8 +265,8 @@ class People:
 
     def _is_validated(self, event: Event) -> bool:
         """Return whether the run or job of this event was created with a validation that a user must decide."""
-        tracked = self._history.entities.get(event.entity_id)
-        return isinstance(tracked, TrackedRun | TrackedJob) and tracked.has_validation
+        tracked_entity = self._history.entities.get(event.entity_id)
+        return isinstance(tracked_entity, TrackedRun | TrackedJob) and tracked_entity.has_validation
 
     async def _report_run(self, id: str, random: Random) -> None:
         """Report the outcome of a run, as a reporter does. Sometimes rerun the run afterwards."""
@@ -282,65 +293,73 @@ class People:
     def _on_approval(self, event: Event) -> None:
         """Schedule approvals, or a rejection, of a job that waits for approval; some of them are invalid."""
         random, id = self._random_for(event), event.entity_id
-        tracked = self._history.entities.get(id)
-        is_urgent = isinstance(tracked, TrackedJob) and tracked.approve_by > 0
+        tracked_job = self._history.entities.get(id)
+        is_urgent = isinstance(tracked_job, TrackedJob) and tracked_job.approve_by > 0
         if self._client.happens("nobody decides", random) or (is_urgent and random.random() < 0.5):
             return
-        wait = random.choice((1.0, 60.0, 600.0)) * random.random()
+        wait_seconds = random.choice((1.0, 60.0, 600.0)) * random.random()
         common_fields: dict[str, Any] = {"id": id, "request_id": f"{id} decide"}
         if self._client.happens("impostor", random):
             unauthorized_approval = job.Approve(id=id, actor="worker:r0", request_id=f"{id} imposture")
             self._client.spawn_later(
-                wait / 2, partial(self._client.submit, "approve", unauthorized_approval, self._random_for(event))
+                wait_seconds / 2,
+                partial(self._client.submit, "approve", unauthorized_approval, self._random_for(event)),
             )
         if self._client.happens("wrong rev", random):
             stale_approval = job.Approve(id=id, actor="user:v", request_id=f"{id} stale", expected_rev=event.rev - 1)
             self._client.spawn_later(
-                wait / 2, partial(self._client.submit, "approve", stale_approval, self._random_for(event))
+                wait_seconds / 2, partial(self._client.submit, "approve", stale_approval, self._random_for(event))
             )
         if self._client.happens("race", random):
-            self._cancel(event.run_id, wait, Random(f"{self._scenario.seed} {id} race"), f"race {id} ")
+            self._cancel(event.run_id, wait_seconds, Random(f"{self._scenario.seed} {id} race"), f"race {id} ")
             second_approval = job.Approve(id=id, actor="user:w", request_id=f"{id} second")
             self._client.spawn_later(
-                wait, partial(self._client.submit, "approve", second_approval, self._random_for(event))
+                wait_seconds, partial(self._client.submit, "approve", second_approval, self._random_for(event))
             )
-        for n in range(1, tracked.approvers if isinstance(tracked, TrackedJob) else 1):
-            action_random = Random(f"{self._scenario.seed} {id} approver {n}")
-            approval = job.Approve(id=id, actor=f"user:u{n}", request_id=f"{id} approver {n}")
+        for index in range(1, tracked_job.approvers if isinstance(tracked_job, TrackedJob) else 1):
+            action_random = Random(f"{self._scenario.seed} {id} approver {index}")
+            approval = job.Approve(id=id, actor=f"user:u{index}", request_id=f"{id} approver {index}")
             self._client.spawn_later(
-                2 * wait * action_random.random(), partial(self._client.submit, "approve", approval, action_random)
+                2 * wait_seconds * action_random.random(),
+                partial(self._client.submit, "approve", approval, action_random),
             )
-            repeated_approval = job.Approve(id=id, actor=f"user:u{n}", request_id=f"{id} approver {n} again")
+            repeated_approval = job.Approve(id=id, actor=f"user:u{index}", request_id=f"{id} approver {index} again")
             self._client.spawn_later(
-                2 * wait * action_random.random(),
+                2 * wait_seconds * action_random.random(),
                 partial(self._client.submit, "approve", repeated_approval, action_random),
             )
         if self._client.happens("reject", random):
             reject = job.Reject(**common_fields, actor="user:u", comment="no")
-            self._client.spawn_later(wait, partial(self._client.submit, "reject", reject, random))
+            self._client.spawn_later(wait_seconds, partial(self._client.submit, "reject", reject, random))
             return
         approve = job.Approve(**common_fields, actor="user:u", comment="yes")
         conflicting_approval = job.Approve(**common_fields, actor="user:u", comment="something else")
-        self._client.spawn_later(wait, partial(self._client.submit, "approve", approve, random, conflicting_approval))
+        self._client.spawn_later(
+            wait_seconds, partial(self._client.submit, "approve", approve, random, conflicting_approval)
+        )
 
     def _on_attempt(self, event: Event) -> None:
         """Let queue clients claim a queued attempt, stall a leased one, or queue a stalled one again."""
-        tracked = self._history.entities.get(event.entity_id)
-        if not isinstance(tracked, TrackedAttempt):
+        tracked_attempt = self._history.entities.get(event.entity_id)
+        if not isinstance(tracked_attempt, TrackedAttempt):
             return
         random = self._random_for(event)
-        if event.to == "QUEUED" and (tracked.labels or not tracked.job_id):
-            self._queue_clients.on_queued(tracked, random)
+        if event.to == "QUEUED" and (tracked_attempt.labels or not tracked_attempt.job_id):
+            self._queue_clients.on_queued(tracked_attempt, random)
         elif event.to in ("LEASED", "STARTING", "RUNNING", "UPLOADING") and self._client.happens("stall", random):
-            stall = Stall(id=tracked.id, actor="user:u", request_id=f"{tracked.id} stall {event.rev}")
+            stall = Stall(id=tracked_attempt.id, actor="user:u", request_id=f"{tracked_attempt.id} stall {event.rev}")
             self._client.spawn_later(30 * random.random(), partial(self._client.submit, "stall", stall, random))
-        elif event.to == "STALE" and tracked.stale_reason == "STALLED":
-            wait = 100 * random.random()
+        elif event.to == "STALE" and tracked_attempt.stale_reason == "STALLED":
+            wait_seconds = 100 * random.random()
             if random.random() < 0.4:
-                self._queue_clients.reclaim(tracked.id, wait, Random(f"{self._scenario.seed} {tracked.id} reclaim"))
-                wait += 60
-            requeue = Requeue(id=tracked.id, actor="user:u", request_id=f"{tracked.id} requeue {event.rev}")
-            self._client.spawn_later(wait, partial(self._client.submit, "requeue", requeue, random))
+                self._queue_clients.reclaim(
+                    tracked_attempt.id, wait_seconds, Random(f"{self._scenario.seed} {tracked_attempt.id} reclaim")
+                )
+                wait_seconds += 60
+            requeue = Requeue(
+                id=tracked_attempt.id, actor="user:u", request_id=f"{tracked_attempt.id} requeue {event.rev}"
+            )
+            self._client.spawn_later(wait_seconds, partial(self._client.submit, "requeue", requeue, random))
 
     # -- workers
 
@@ -349,19 +368,19 @@ class People:
         if event.entity == "worker" and event.trigger in ("drained", "quarantined"):
             id, random = event.entity_id, self._random_for(event)
             resume = worker.Resume(id=id, actor="user:u", request_id=f"{id} resume {event.rev}")
-            wait = random.choice((60, 600, 1800)) * random.random()
-            self._client.spawn_later(wait, partial(self._client.submit, "resume", resume, random))
+            wait_seconds = random.choice((60, 600, 1800)) * random.random()
+            self._client.spawn_later(wait_seconds, partial(self._client.submit, "resume", resume, random))
             action_random = Random(f"{self._scenario.seed} {id} held {event.rev}")
             if self._client.happens("distrust", action_random):
                 quarantine = worker.Quarantine(id=id, reason="slow disk", request_id=f"{id} doubt {event.rev}")
                 self._client.spawn_later(
-                    wait / 2, partial(self._client.submit, "quarantine", quarantine, action_random)
+                    wait_seconds / 2, partial(self._client.submit, "quarantine", quarantine, action_random)
                 )
             if self._client.happens("set up anew", action_random):
-                self._client.spawn_later(wait / 3, partial(self._register_again, id, event.rev, action_random))
+                self._client.spawn_later(wait_seconds / 3, partial(self._register_again, id, event.rev, action_random))
 
     async def _register_again(self, id: str, rev: int, random: Random) -> None:
-        """Register the worker again with a new token."""
+        """Register a worker once more, as with a new token."""
         common_fields: dict[str, Any] = {"id": id, "tenant": TENANT, "request_id": f"{id} anew {rev}"}
         await self._client.submit(
             "offer", worker.UpdateCapabilities(**common_fields, token_at=self._client.wall_time()), random
@@ -400,13 +419,13 @@ class People:
         elif event.to == "BUSY" and self._client.happens("leave", random):
             self._client.spawn_later(30 * random.random(), partial(self._shut_down, id, event.rev, random))
         elif event.to == "UNRESPONSIVE":
-            wait = random.choice((100, 1000)) * random.random()
-            self._client.spawn_later(wait, partial(self._resolve_unresponsive, id, event.rev, random))
+            wait_seconds = random.choice((100, 1000)) * random.random()
+            self._client.spawn_later(wait_seconds, partial(self._resolve_unresponsive, id, event.rev, random))
             if id in self._history.polling_workers:  # Its runner reports new labels meanwhile.
                 update = worker.UpdateCapabilities(
                     id=id, tenant=TENANT, labels=(f"l{event.rev}",), request_id=f"{id} more {event.rev}"
                 )
-                self._client.spawn_later(wait / 2, partial(self._client.submit, "offer", update, random))
+                self._client.spawn_later(wait_seconds / 2, partial(self._client.submit, "offer", update, random))
         elif event.to == "SHUTDOWN":
             self._client.spawn_later(300 * random.random(), partial(self._replace_worker, id))
 

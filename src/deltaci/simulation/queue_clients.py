@@ -63,18 +63,20 @@ class QueueClients:
         self._executions = executions
         self._names = list(REGISTERED) if scenario.seed % 2 else []
 
-    def on_queued(self, tracked: TrackedAttempt, random: Random) -> None:
+    def on_queued(self, tracked_attempt: TrackedAttempt, random: Random) -> None:
         """Schedule a claim of a queued attempt: always if only queue clients have its labels, otherwise sometimes."""
-        if tracked.labels or random.random() < 0.3:
-            wait = max(0, tracked.run_at - tracked.at) / 1e6 + random.choice((1.0, 60.0)) * random.random()
-            self._client.spawn_later(wait, lambda: self._claim_repeatedly(tracked, random))
+        if tracked_attempt.labels or random.random() < 0.3:
+            wait_seconds = (
+                max(0, tracked_attempt.run_at - tracked_attempt.at) / 1e6 + random.choice((1.0, 60.0)) * random.random()
+            )
+            self._client.spawn_later(wait_seconds, lambda: self._claim_repeatedly(tracked_attempt, random))
 
-    async def _claim_repeatedly(self, tracked: TrackedAttempt, random: Random) -> None:
+    async def _claim_repeatedly(self, tracked_attempt: TrackedAttempt, random: Random) -> None:
         """Claim an attempt until a claim succeeds or the attempt is no longer queued.
 
         Execute it after a successful claim.
         """
-        while tracked.state == "QUEUED":
+        while tracked_attempt.state == "QUEUED":
             name = await self._pick_worker(random)
             other_workers = self._other_free_workers(name)
             claim = Claim(
@@ -84,24 +86,24 @@ class QueueClients:
                 limit=1,
                 ttl_seconds=self._scenario.ttl_seconds,
                 accept_seconds=30,
-                only_ids=(tracked.id,),
+                only_ids=(tracked_attempt.id,),
                 other_worker_labels=tuple(tuple(sorted(labels)) for labels in other_workers.values()),
                 other_worker_ids=tuple(other_workers),
             )
-            sent_at, revs, now = self._loop.now, self._revs(tracked, name), self._client.wall_time()
+            sent_at, revs, now = self._loop.now, self._revs(tracked_attempt, name), self._client.wall_time()
             response = await self._client.send_until_answered(partial(_claim, claim=claim), random, sent_at + 60)
             if isinstance(response, list) and response:
-                self._client.check_claim(tracked.id, name, other_workers)
-                await self._work(response[0], sent_at, random)
+                self._client.check_claim(tracked_attempt.id, name, other_workers)
+                await self._execute(response[0], sent_at, random)
                 return
-            if response == [] and revs == self._revs(tracked, name) and not self._scenario.has_clock_jumps:
-                self._client.check_denied_claim(tracked.id, name, other_workers, now)
-            if not tracked.labels:
+            if response == [] and revs == self._revs(tracked_attempt, name) and not self._scenario.has_clock_jumps:
+                self._client.check_denied_claim(tracked_attempt.id, name, other_workers, now)
+            if not tracked_attempt.labels:
                 return  # A runner will claim it.
             await asyncio.sleep(random.choice((5.0, 60.0)))
 
     async def _pick_worker(self, random: Random) -> str:
-        """Return the name of a worker that may claim. A worker that was shut down gets a new name."""
+        """Return the name of a registered queue client that may claim. One that was shut down gets a new name."""
         if not self._names:
             return UNREGISTERED
         index = random.randrange(len(self._names))
@@ -114,27 +116,29 @@ class QueueClients:
             await self._client.submit("birth", NewRecord(id=name, record=record, request_id=f"{name} come"), random)
         return name
 
-    def _revs(self, tracked: TrackedAttempt, name: str) -> tuple[int, int]:
+    def _revs(self, tracked_attempt: TrackedAttempt, name: str) -> tuple[int, int]:
         """Return the current revs of the attempt and of the worker, to compare them later."""
         worker = self._history.workers.get(name)
-        return tracked.rev, worker.rev if worker is not None else 0
+        return tracked_attempt.rev, worker.rev if worker is not None else 0
 
     def _other_free_workers(self, name: str) -> dict[str, frozenset[str]]:
         """Return the labels of the other queue clients that can take an attempt, by their names."""
-        workers = {other: self._history.workers.get(other) for other in self._names if other != name}
+        workers = {
+            other_name: self._history.workers.get(other_name) for other_name in self._names if other_name != name
+        }
         return {id: worker.labels for id, worker in workers.items() if worker is not None and worker.is_free}
 
-    def reclaim(self, id: str, wait: float, random: Random) -> None:
+    def reclaim(self, id: str, wait_seconds: float, random: Random) -> None:
         """Schedule a claim of a stale attempt, which does not wait until the attempt is queued again."""
-        self._client.spawn_later(wait, lambda: self._reclaim(id, random))
+        self._client.spawn_later(wait_seconds, lambda: self._reclaim(id, random))
 
     async def _reclaim(self, id: str, random: Random) -> None:
         """Claim a stale attempt directly, and execute it if the claim succeeds."""
-        tracked = self._history.entities.get(id)
-        if not isinstance(tracked, TrackedAttempt):
+        tracked_attempt = self._history.entities.get(id)
+        if not isinstance(tracked_attempt, TrackedAttempt):
             return
-        number = tracked.claims + 1
-        token = ids.lease_id(id, number, f"{random.getrandbits(128):032x}")
+        lease_number = tracked_attempt.claims + 1
+        token = ids.lease_id(id, lease_number, f"{random.getrandbits(128):032x}")
         grant = attempt.Grant(
             id=id,
             actor=worker_actor(UNREGISTERED),
@@ -145,38 +149,42 @@ class QueueClients:
         sent_at = self._loop.now
         response = await self._client.send_until_answered(lambda engine: engine.do(grant), random, sent_at + 10)
         record = response.record if isinstance(response, Decision) else None
-        if isinstance(record, Attempt) and record.lease is not None and record.lease.number == number:
-            await self._work(ClaimedAttempt(record, token), sent_at, random)
+        if isinstance(record, Attempt) and record.lease is not None and record.lease.number == lease_number:
+            await self._execute(ClaimedAttempt(record, token), sent_at, random)
 
-    async def _work(self, claimed: ClaimedAttempt, sent_at: float, random: Random) -> None:
+    async def _execute(self, claimed: ClaimedAttempt, sent_at: float, random: Random) -> None:
         """Execute a claimed attempt: send its messages in order, possibly with one failure on the way."""
         lease = claimed.attempt.lease
         assert lease is not None
-        work = _ClaimedWork(
+        claimed_work = _ClaimedWork(
             self._client, self._loop, claimed, lease.worker_id, sent_at, self._scenario.ttl_seconds, random
         )
         seconds, code = (float(part) for part in claimed.attempt.spec["steps"][0].split())
         failure_mode = random.choice(FAILURE_MODES) if self._client.happens("program dies", random) else ""
         if failure_mode == "LEASED":
             return
-        if random.random() < 0.5 and not await work.send(attempt.Ack if random.random() < 0.5 else attempt.Extend):
+        if random.random() < 0.5 and not await claimed_work.send(
+            attempt.Ack if random.random() < 0.5 else attempt.Extend
+        ):
             return
-        if failure_mode == "STARTING" or not await work.send(attempt.Start):
+        if failure_mode == "STARTING" or not await claimed_work.send(attempt.Start):
             return
         if failure_mode == "ignores cancel":
-            work.ignores_cancel, seconds = True, UNCANCELLED_SECONDS
+            claimed_work.ignores_cancel, seconds = True, UNCANCELLED_SECONDS
             self._cancel(claimed.attempt, random)
-        self._executions.record_start(work.ref.attempt_id, work.ref.number, work.worker_id)
+        self._executions.record_start(claimed_work.ref.attempt_id, claimed_work.ref.number, claimed_work.worker_id)
         is_leaving = failure_mode in ("RUNNING", "hands back")
-        is_finished = await work.work_for(seconds / 2 if is_leaving else seconds)
+        is_finished = await claimed_work.work_for(seconds / 2 if is_leaving else seconds)
         exit_code = int(code) if is_finished and not is_leaving else None
-        self._executions.record_end(work.ref.attempt_id, work.ref.number, work.worker_id, exit_code)
-        if work.is_canceled and not work.ignores_cancel:
-            await work.send(attempt.CancelAck)
+        self._executions.record_end(
+            claimed_work.ref.attempt_id, claimed_work.ref.number, claimed_work.worker_id, exit_code
+        )
+        if claimed_work.is_canceled and not claimed_work.ignores_cancel:
+            await claimed_work.send(attempt.CancelAck)
         elif failure_mode == "hands back" and is_finished:
-            await self._client.hand_back(work.worker_id, claimed.lease_id, random)
+            await self._client.hand_back(claimed_work.worker_id, claimed.lease_id, random)
         elif exit_code is not None:
-            await self._finish(work, exit_code, failure_mode, random)
+            await self._finish(claimed_work, exit_code, failure_mode, random)
 
     def _cancel(self, record: Attempt, random: Random) -> None:
         """Schedule a user's cancel of the job."""
@@ -184,26 +192,30 @@ class QueueClients:
             cancel = CancelJob(id=record.job_id, actor="user:u", request_id=f"{record.id} deaf")
             self._client.spawn_later(300 * random.random(), partial(self._client.submit, "cancel", cancel, random))
 
-    async def _finish(self, work: _ClaimedWork, exit_code: int, failure_mode: str, random: Random) -> None:
+    async def _finish(self, claimed_work: _ClaimedWork, exit_code: int, failure_mode: str, random: Random) -> None:
         """Sometimes upload for a while, then report the result."""
         if random.random() < 0.7 or failure_mode:
-            if not await work.send(attempt.BeginUpload) or failure_mode == "UPLOADING":
+            if not await claimed_work.send(attempt.BeginUpload) or failure_mode == "UPLOADING":
                 return
-            if not await work.work_for(7200 if failure_mode == "lingers" else 40 * random.random()):
-                if work.is_canceled:
-                    await work.send(attempt.CancelAck)
+            if not await claimed_work.work_for(7200 if failure_mode == "lingers" else 40 * random.random()):
+                if claimed_work.is_canceled:
+                    await claimed_work.send(attempt.CancelAck)
                 return
         facts = random.choice(FAILURES) if exit_code else Facts()
-        verdict = None if exit_code else self._check_rules(work)
-        await work.send(attempt.Finish, is_success=exit_code == 0, facts=facts, verdict=verdict)
+        verdict = None if exit_code else self._check_rules(claimed_work)
+        await claimed_work.send(attempt.Finish, is_success=exit_code == 0, facts=facts, verdict=verdict)
 
-    def _check_rules(self, work: _ClaimedWork) -> attempt.Verdict | None:
+    def _check_rules(self, claimed_work: _ClaimedWork) -> attempt.Verdict | None:
         """Record that the job's validation rules were executed, and return their verdict; None if it has none."""
-        for rule in work.rules:
+        for rule in claimed_work.rules:
             self._executions.record_end(
-                work.ref.attempt_id, work.ref.number, work.worker_id, int(rule["run"].split()[1]), is_rule=True
+                claimed_work.ref.attempt_id,
+                claimed_work.ref.number,
+                claimed_work.worker_id,
+                int(rule["run"].split()[1]),
+                is_rule=True,
             )
-        exit_codes = self._executions.rule_exit_codes.get((work.ref.attempt_id, work.ref.number))
+        exit_codes = self._executions.rule_exit_codes.get((claimed_work.ref.attempt_id, claimed_work.ref.number))
         return (
             attempt.Verdict(is_passed=not any(exit_codes), details="1" if any(exit_codes) else "")
             if exit_codes
@@ -217,7 +229,7 @@ async def _claim(engine: Engine, claim: Claim) -> list[ClaimedAttempt]:
 
 
 class _ClaimedWork:
-    """An attempt that a queue client has claimed, and its lease."""
+    """An attempt that a queue client has claimed, with its lease and the time until which the lease is surely live."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ MAX_LISTED: Final = 10
 
 
 class BadScenario(Exception):
-    """The file contains no scenario."""
+    """Raised when a file contains no scenario."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ def play(scenarios: Iterable[Scenario], *, shrinks: bool, as_json: bool) -> Summ
 
 
 def _shrink_and_print(scenario: Scenario, history: History, *, as_json: bool) -> None:
-    """Shrink a broken scenario, write it to a file and print it."""
+    """Shrink a scenario that broke an invariant, write it to a file and print it."""
     shrinker = Shrinker(scenario, history)
     shrunk = shrinker.run()
     FOLDER.mkdir(parents=True, exist_ok=True)

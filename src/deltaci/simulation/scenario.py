@@ -204,9 +204,9 @@ def _draw_actions(random: Random, hours: float, runs_an_hour: float) -> tuple[Us
     rates = {"run": runs_an_hour}
     for kind, max_rate in (("lone", 1.0), ("drain", 0.5), ("ghost", 0.5)):
         rates[kind] = max_rate * random.random() * random.choice((0, 1))
-    times = [
+    timed_kinds = [
         (random.random() * hours * HOUR, kind)
         for kind, rate in rates.items()
         for _ in range(int(hours * rate + random.random()))
     ]
-    return tuple(UserAction(at, kind, number) for number, (at, kind) in enumerate(sorted(times)))
+    return tuple(UserAction(time, kind, number) for number, (time, kind) in enumerate(sorted(timed_kinds)))

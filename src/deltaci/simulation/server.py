@@ -102,7 +102,7 @@ class SimServer:
         self._loop.spawn(self.node, self._serve(self.connection), self.name)
 
     def kill(self) -> None:
-        """Kill the process, as by SIGKILL, and reset its connections."""
+        """End the server process at once, as SIGKILL does, and reset its connections."""
         if self.connection is not None and self.connection in self._database.connections:
             self._database.connections.remove(self.connection)
         self._loop.kill(self.node)

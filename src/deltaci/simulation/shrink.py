@@ -84,16 +84,16 @@ class Shrinker:
                 self._try_change(probabilities={**self.scenario.probabilities, name: 0.0})
 
 
-def _without(current: Callable[[], tuple[T, ...]], size: int) -> Iterator[tuple[T, ...]]:
+def _without(get_elements: Callable[[], tuple[T, ...]], size: int) -> Iterator[tuple[T, ...]]:
     """Yield the current tuple without one part of this size, for each part in turn.
 
     The tuple is read again before each step, because the caller may have replaced it by the shorter one.
     """
     start = 0
-    while start < len(current()):
-        elements = current()
+    while start < len(get_elements()):
+        elements = get_elements()
         yield elements[:start] + elements[start + size :]
-        if current() is elements:
+        if get_elements() is elements:
             start += size
 
 

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Node:
-    """One simulated process."""
+    """One simulated process, to which callbacks belong."""
 
     __slots__ = ("backlog", "is_dead", "is_frozen", "name")
 
@@ -212,7 +212,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def run(self, is_over: Callable[[], bool], until: float = float("inf")) -> None:
         """Run callbacks until `is_over` returns True or the time `until` is reached.
 
-        Raises `SimulationStuck` if nothing is scheduled or time does not advance.
+        Raise `SimulationStuck` if nothing is scheduled or time does not advance.
         """
         ready, scheduled, steps, steps_before = self._ready, self._scheduled, 0, 0
         asyncio._set_running_loop(self)
@@ -313,6 +313,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         node.backlog.clear()
 
     def kill(self, node: Node) -> None:
-        """Never run a callback of this node again."""
+        """Mark a node as dead, so that none of its callbacks runs again."""
         node.is_dead = True
         node.backlog.clear()

@@ -98,7 +98,7 @@ async def download(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
             raise Refused("bad_spec", message)
     name, pattern = inputs.get("name", "").strip(), inputs.get("pattern", "").strip()
     available = await job.transfers.call(RunnerClient.shared_artifacts)
-    selected = _select(available, name, pattern)
+    selected = _select_artifacts(available, name, pattern)
     if name and not selected:
         names = ", ".join(sorted({repr(artifact.name or artifact.job) for artifact in available})) or "none"
         raise StepFailed(f"no ended job of this run has uploaded an artifact {name!r}; available: {names}", CODE)
@@ -112,7 +112,7 @@ async def download(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
     return {"download-path": str(job.layout.root / _path_from_root(job, path))}
 
 
-def _select(available: list[SharedArtifact], name: str, pattern: str) -> list[SharedArtifact]:
+def _select_artifacts(available: list[SharedArtifact], name: str, pattern: str) -> list[SharedArtifact]:
     """Return the artifacts with the name or, if no name is given, all artifacts that match the pattern.
 
     An artifact without a name is selected by the name of its job, with or without the values of a matrix.
@@ -212,10 +212,10 @@ def _fixed_folder(root: Path, pattern: str) -> str:
     return "/".join(parts[:folder_count])
 
 
-def _pack(root: Path, files: list[tuple[str, ArtifactFile]], out: BinaryIO) -> None:
+def _pack(root: Path, files: list[tuple[str, ArtifactFile]], target_file: BinaryIO) -> None:
     """Write the files, under their names in the artifact, to a gzipped tar file."""
     with (
-        gzip.GzipFile(filename="", mode="wb", fileobj=out, compresslevel=COMPRESSION, mtime=0) as compressed,
+        gzip.GzipFile(filename="", mode="wb", fileobj=target_file, compresslevel=COMPRESSION, mtime=0) as compressed,
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar,
     ):
         added_folders: set[str] = set()
@@ -223,14 +223,18 @@ def _pack(root: Path, files: list[tuple[str, ArtifactFile]], out: BinaryIO) -> N
             for folder in _parent_folders(name):
                 if folder not in added_folders:
                     added_folders.add(folder)
-                    info = tarfile.TarInfo(folder)
-                    info.type, info.mode = tarfile.DIRTYPE, 0o755
-                    tar.addfile(info)
+                    tar_info = tarfile.TarInfo(folder)
+                    tar_info.type, tar_info.mode = tarfile.DIRTYPE, 0o755
+                    tar.addfile(tar_info)
             with open_file(root, source_file) as file:
                 status = os.fstat(file.fileno())
-                info = tarfile.TarInfo(name)
-                info.size, info.mode, info.mtime = status.st_size, status.st_mode & 0o777, int(status.st_mtime)
-                tar.addfile(info, file)
+                tar_info = tarfile.TarInfo(name)
+                tar_info.size, tar_info.mode, tar_info.mtime = (
+                    status.st_size,
+                    status.st_mode & 0o777,
+                    int(status.st_mtime),
+                )
+                tar.addfile(tar_info, file)
 
 
 def _parent_folders(name: str) -> Iterator[str]:

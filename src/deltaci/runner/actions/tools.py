@@ -105,9 +105,9 @@ def choose(program: str, version_spec: str, installed: Sequence[Tool]) -> Tool:
 
 def read_version_file(job: JobContext, path: str) -> str:
     """Return the text of a small file of the workspace, read without following links. Raise `Refused` if impossible."""
-    inner = job.layout.resolve(path)
+    relative_path = job.layout.resolve(path)
     try:
-        with open_folder(job.layout.root) as top, open_parent(top, inner) as (folder, name):
+        with open_folder(job.layout.root) as root_fd, open_parent(root_fd, relative_path) as (folder, name):
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
             with os.fdopen(descriptor, "rb") as file:
                 return file.read(MAX_VERSION_FILE_BYTES).decode("utf-8", "replace")

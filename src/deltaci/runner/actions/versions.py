@@ -35,7 +35,7 @@ def _matches_all(version_spec: str, version: Version) -> bool:
     """Return whether the version matches a range `1.2 - 3.4`, or every comparison in a list."""
     version_range = re.fullmatch(r"\s*v?([0-9.xX*]+)\s+-\s+v?([0-9.xX*]+)\s*", version_spec)
     if version_range:
-        return _compare(">=", version_range[1], version) and _compare("<=", version_range[2], version)
+        return _satisfies(">=", version_range[1], version) and _satisfies("<=", version_range[2], version)
     remaining = version_spec.replace(",", " ").strip()
     is_match = True
     while remaining:
@@ -43,12 +43,12 @@ def _matches_all(version_spec: str, version: Version) -> bool:
         if comparison is None:
             message = f"the version {version_spec.strip()[:80]!r} cannot be read; expected e.g. 3.11, 3.x or >=3.10"
             raise Refused("bad_spec", message)
-        is_match = is_match and _compare(comparison["op"] or "=", comparison["version"], version)
+        is_match = is_match and _satisfies(comparison["op"] or "=", comparison["version"], version)
         remaining = remaining[comparison.end() :].strip()
     return is_match
 
 
-def _compare(operator: str, text: str, version: Version) -> bool:
+def _satisfies(operator: str, text: str, version: Version) -> bool:
     """Return whether a version satisfies one comparison, such as `>=` and `3.10`."""
     parts = [int(part) for part in _leading_numbers(text)]
     first_covered = tuple([*parts, 0, 0, 0][:3])
@@ -87,6 +87,6 @@ def _leading_numbers(text: str) -> list[str]:
 
 
 def _next_version(parts: list[int]) -> Version:
-    """Return the first version that does not begin with these parts: 3.12.0 for 3.11."""
+    """Return the lowest version above all that begin with these parts: 3.12.0 for 3.11."""
     numbers = [*parts[:-1], parts[-1] + 1, 0, 0][:3]
     return (numbers[0], numbers[1], numbers[2])

@@ -49,24 +49,27 @@ class _WordIndex:
         self._words = frozenset(by_word)
 
     def candidates(self, block: bytes) -> set[bytes]:
-        """Return all forms that may occur in the block, or begin at its end with at least `min_bytes`."""
+        """Return all indexed forms that may occur in the block, or begin at its end with at least `min_bytes`."""
         if not self._words or len(block) < self._size:
             return set()
         aligned_size = len(block) - len(block) % self._size
-        occurring = self._words.intersection(memoryview(block)[:aligned_size].cast(self._code))
-        return {form for word in occurring for form in self._by_word[word]}
+        occurring_words = self._words.intersection(memoryview(block)[:aligned_size].cast(self._code))
+        return {form for word in occurring_words for form in self._by_word[word]}
 
 
 class Mask:
-    """Masks secrets in a stream of bytes. Feed it all output, and flush it where the stream ends or pauses."""
+    """A filter that masks secrets in a stream of bytes.
+
+    Feed it all output, and flush it where the stream ends or pauses.
+    """
 
     def __init__(self, secrets: Iterable[str]) -> None:
         forms = sorted({form for secret in secrets for form in secret_forms(secret)})
         middle_count = sum(7 <= len(form) < 15 for form in forms)
-        indexed = forms if len(forms) > MAX_SEARCHES else []
+        indexed_forms = forms if len(forms) > MAX_SEARCHES else []
         use_long_words = middle_count <= MAX_MIDDLE_SEARCHES
-        self._index = _WordIndex(indexed, 8, "Q") if use_long_words else _WordIndex(indexed, 4, "I")
-        self._unindexed = [form for form in forms if not indexed or len(form) < self._index.min_bytes]
+        self._index = _WordIndex(indexed_forms, 8, "Q") if use_long_words else _WordIndex(indexed_forms, 4, "I")
+        self._unindexed = [form for form in forms if not indexed_forms or len(form) < self._index.min_bytes]
         # Every proper prefix of a form that is too short for the index, and every byte that may end a prefix.
         self._prefixes = frozenset(form[:size] for form in forms for size in range(1, min(15, len(form))))
         self._prefix_bytes = frozenset(byte for form in forms for byte in form[:-1])
@@ -132,7 +135,10 @@ class Mask:
         return start
 
     def _masked(self, block: bytes, end: int, candidates: list[bytes]) -> bytes:
-        """Return the block up to `end`, masked, and remember how far the last mark reaches beyond `end`."""
+        """Return the block up to `end`, masked.
+
+        A mark may reach beyond `end`, which is remembered for the next block.
+        """
         covered = self._covered
         if not covered and not candidates:
             return block[:end]

@@ -34,7 +34,7 @@ def is_too_short(secret: str) -> bool:
 
 
 def secret_forms(secret: str) -> frozenset[bytes]:
-    """Return every form of a secret; none if the secret is too short."""
+    """Return all byte sequences that reveal a secret; none if the secret is too short."""
     if is_too_short(secret):
         return frozenset()
     stripped = secret.strip()
@@ -47,14 +47,21 @@ def secret_forms(secret: str) -> frozenset[bytes]:
 
 def _forms(value: str) -> Iterator[bytes]:
     """Yield each form of one text: its bytes and their encodings."""
-    raw = _bytes(value)
+    raw = _encode(value)
     yield raw
-    yield from _base64(raw)
-    for text in (*_url(raw), *_json(value), *_shell(value), *_html(value), raw.hex(), raw.hex().upper()):
-        yield _bytes(text)
+    yield from _base64_forms(raw)
+    for text in (
+        *_url_forms(raw),
+        *_json_forms(value),
+        *_shell_forms(value),
+        *_html_forms(value),
+        raw.hex(),
+        raw.hex().upper(),
+    ):
+        yield _encode(text)
 
 
-def _bytes(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     """Return the text as UTF-8. Bytes that were decoded with surrogate escapes (PEP 383) become the original bytes."""
     try:
         return text.encode("utf-8", "surrogateescape")
@@ -62,7 +69,7 @@ def _bytes(text: str) -> bytes:
         return text.encode("utf-8", "surrogatepass")
 
 
-def _base64(raw: bytes) -> Iterator[bytes]:
+def _base64_forms(raw: bytes) -> Iterator[bytes]:
     """Yield the base64 encodings of the bytes, as a part of any longer input.
 
     The bytes may begin at three offsets in a group. Characters that depend on neighbouring bytes are left out.
@@ -80,7 +87,7 @@ def _base64(raw: bytes) -> Iterator[bytes]:
                 yield from (line for line in lines if len(line) >= MIN_LINE_CHARACTERS)
 
 
-def _url(raw: bytes) -> Iterator[str]:
+def _url_forms(raw: bytes) -> Iterator[str]:
     """Yield the percent-encodings of various libraries, with upper and lower case digits."""
     quoted = [quote(raw, safe=safe) for safe in _URL_SAFE] + [quote_plus(raw, safe=safe) for safe in _URL_SAFE]
     for text in quoted:
@@ -88,7 +95,7 @@ def _url(raw: bytes) -> Iterator[str]:
         yield _HEX.sub(lambda match: match[0].lower(), text)
 
 
-def _json(value: str) -> Iterator[str]:
+def _json_forms(value: str) -> Iterator[str]:
     """Yield the texts inside the quotes of a JSON string, as various encoders write them."""
     for is_ascii in (True, False):
         text = json.dumps(value, ensure_ascii=is_ascii)[1:-1]
@@ -99,7 +106,7 @@ def _json(value: str) -> Iterator[str]:
         yield json.dumps(text, ensure_ascii=is_ascii)[1:-1]  # A JSON string within JSON, as in structured logs.
 
 
-def _shell(value: str) -> Iterator[str]:
+def _shell_forms(value: str) -> Iterator[str]:
     """Yield the texts inside shell quotes: of `shlex`, `set -x`, `printf %q`, double quotes, and $'…'."""
     yield shlex.quote(value).removeprefix("'").removesuffix("'")
     yield value.replace("'", "'\\''")
@@ -110,10 +117,10 @@ def _shell(value: str) -> Iterator[str]:
         value.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
     )
     yield dollar_quoted
-    yield _NOT_ASCII.sub(lambda match: "".join(f"\\{byte:03o}" for byte in _bytes(match[0])), dollar_quoted)
+    yield _NOT_ASCII.sub(lambda match: "".join(f"\\{byte:03o}" for byte in _encode(match[0])), dollar_quoted)
 
 
-def _html(value: str) -> Iterator[str]:
+def _html_forms(value: str) -> Iterator[str]:
     """Yield the escapings of HTML and XML, as in test reports."""
     yield html.escape(value, quote=False)
     escaped = html.escape(value)

@@ -92,5 +92,5 @@ class SectionWriter:
     def _marker(self, content: str) -> bytes:
         """Return a marker line with this content. If the last line has not ended, end it and add `cut=1`."""
         is_cut, self._is_line_open = self._is_line_open, False
-        newline, cut = ("\n", " cut=1") if is_cut else ("", "")
-        return f"{newline}::step {self.nonce} {content}{cut}\n".encode()
+        newline, cut_field = ("\n", " cut=1") if is_cut else ("", "")
+        return f"{newline}::step {self.nonce} {content}{cut_field}\n".encode()

@@ -57,7 +57,10 @@ class LogStream:
         self.failure = ""
 
     def write(self, data: bytes) -> None:
-        """Append to the file, from which `send` reads. Beyond the size limit, only the last bytes are remembered."""
+        """Append output to the file, from which `send` reads.
+
+        Beyond the size limit, keep only the last bytes, for `tail`.
+        """
         if self._is_full:
             self._dropped_tail = (self._dropped_tail + data)[-TAIL_BYTES:]
             return
@@ -67,16 +70,16 @@ class LogStream:
             data, self._dropped_tail = data[:fitting_bytes] + FULL, data[fitting_bytes:][-TAIL_BYTES:]
         try:
             while data:
-                written = os.write(self._file, data)
-                self._size += written
-                data = data[written:]
+                written_count = os.write(self._file, data)
+                self._size += written_count
+                data = data[written_count:]
         except OSError as error:
             self._is_full, self._dropped_tail = True, data[-TAIL_BYTES:]
             self.failure = f"the log cannot be written on this runner: {error.strerror}"
         self._has_more.set()
 
     def tail(self) -> list[str]:
-        """Return the last lines of the output, without markers."""
+        """Return the last lines of the output, without section markers, also of output beyond the size limit."""
         size = min(TAIL_BYTES, self._size)
         tail_bytes = (self._read(self._size - size, size) + self._dropped_tail)[-TAIL_BYTES:]
         return [line for line in tail_bytes.decode(errors="replace").splitlines() if not looks_like_marker(line)][

@@ -57,28 +57,28 @@ class CommandFiles:
 
     def read(self) -> StepReport:
         """Return what the step wrote into the files. Raise `Refused` if one is not valid."""
-        outputs = parse_assignments("the outputs", self._text("output"))
-        env = parse_assignments("the variables", self._text("env"))
+        outputs = parse_assignments("the outputs", self._read_text("output"))
+        env = parse_assignments("the variables", self._read_text("env"))
         for name in outputs:
             if not OUTPUT_NAME.fullmatch(name):
                 raise _invalid(f"{name[:80]!r} is not a valid name of an output; use letters, digits, '-' and '_'")
         for name in env:
             check_variable(name)
         # A line may contain several folders separated by colons, as PATH itself does.
-        paths = [path for line in self._text("path").splitlines() for path in line.split(":") if path.strip()]
+        paths = [path for line in self._read_text("path").splitlines() for path in line.split(":") if path.strip()]
         if len(paths) > MAX_VALUES or any("\0" in path for path in paths):
             raise _invalid(f"at most {MAX_VALUES} folders can be added to PATH, and none with a NUL character")
-        summary = self._text("summary")[:MAX_SUMMARY_CHARACTERS]
+        summary = self._read_text("summary")[:MAX_SUMMARY_CHARACTERS]
         return StepReport(outputs=outputs, env=env, paths=paths, summary=summary)
 
-    def _text(self, name: str) -> str:
+    def _read_text(self, name: str) -> str:
         """Return the text of the file of this kind; empty if the job removed it.
 
         Raise `Refused` if it cannot be read.
         """
         relative_path = (self._folder / name).relative_to(self._layout.root).as_posix()
         try:
-            with open_folder(self._layout.root) as top, open_parent(top, relative_path) as (parent, file_name):
+            with open_folder(self._layout.root) as root_fd, open_parent(root_fd, relative_path) as (parent, file_name):
                 file = os.open(file_name, _READ_FLAGS, dir_fd=parent)
         except FileNotFoundError:
             return ""  # The job removed the file: the same as an empty one.

@@ -39,7 +39,7 @@ _GITHUB_VARIABLES: Final = (
 
 
 class JobExpressions:
-    """The expression contexts of one job. `env`, `status`, `steps` and `job` change while its steps run."""
+    """Evaluates the expressions of one job. `env`, `status`, `steps` and `job` change while its steps run."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class JobExpressions:
         return expressions.evaluate_condition(expressions.parse_condition(condition), self._contexts({}), functions)
 
     def record_step(self, id: str, outcome: str, conclusion: str, outputs: Mapping[str, str]) -> None:
-        """Add an ended or skipped step to the context `steps`, if it has an id."""
+        """Add an ended or skipped step to the context `steps`, unless its id is empty."""
         if id:
             self.steps[id] = {"outputs": dict(outputs), "outcome": outcome, "conclusion": conclusion}
 
@@ -195,7 +195,7 @@ def _github_of_source(source: Source | None) -> dict[str, Any]:
 
 
 def hash_files(workspace: Path, patterns: Sequence[str]) -> str:
-    """Return the SHA-256 of the matching files' SHA-256s, in the order of their paths; empty if no file matches.
+    """Return one SHA-256 over the SHA-256 digests of all matching files, ordered by path; empty if no file matches.
 
     A pattern may have several lines; a line with `!` excludes files, one with `#` is a comment.
     """

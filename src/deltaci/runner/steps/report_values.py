@@ -58,13 +58,13 @@ def _read_json(data: bytes, path: JsonPath) -> str:
     Each level is decoded as a type that has only the next key or index of the path, so that msgspec skips everything
     else without building objects for it.
     """
-    raw = msgspec.Raw(data)
+    encoded_value = msgspec.Raw(data)
     try:
         for index, part in enumerate(path.parts):
-            inner = msgspec.json.decode(raw, type=_level(part)).found
-            if not bytes(inner):
+            inner_value = msgspec.json.decode(encoded_value, type=_level(part)).found
+            if not bytes(inner_value):
                 raise Refused("not_found", f"nothing at {_format_path(path.parts[: index + 1])!r}")
-            raw = inner
+            encoded_value = inner_value
     except msgspec.ValidationError:
         message = f"nothing at {_format_path(path.parts)!r}: a part of the path has another type"
         raise Refused("not_found", message) from None
@@ -73,15 +73,17 @@ def _read_json(data: bytes, path: JsonPath) -> str:
     except RecursionError:
         raise Refused("too_large", "a report that is nested too deeply") from None
     try:
-        value = msgspec.json.decode(raw)
+        value = msgspec.json.decode(encoded_value)
     except msgspec.ValidationError:
-        raise Refused("unreadable", f"{_quote(bytes(raw).decode('ascii', 'replace'))}, which is not a number") from None
+        raise Refused(
+            "unreadable", f"{_quote(bytes(encoded_value).decode('ascii', 'replace'))}, which is not a number"
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused("unreadable", f"a report that is not JSON: {error}") from None
     if isinstance(value, str):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return bytes(raw).decode("ascii", "replace").strip()
+        return bytes(encoded_value).decode("ascii", "replace").strip()
     kind = {bool: "a boolean", type(None): "null", dict: "an object", list: "a list"}[type(value)]
     raise Refused("unreadable", f"{kind} at {_format_path(path.parts)!r}, which is not a number")
 
@@ -116,11 +118,11 @@ class _XmlReader:
         self._text_length = 0
         parser = self._parser = expat.ParserCreate()
         parser.buffer_text = True
-        parser.StartElementHandler = self._start
-        parser.EndElementHandler = self._end
-        parser.CharacterDataHandler = self._characters
-        parser.StartDoctypeDeclHandler = self._doctype
-        parser.EntityDeclHandler = self._entity
+        parser.StartElementHandler = self._on_start_tag
+        parser.EndElementHandler = self._on_end_tag
+        parser.CharacterDataHandler = self._on_text
+        parser.StartDoctypeDeclHandler = self._on_doctype
+        parser.EntityDeclHandler = self._on_entity
 
     def read(self, data: bytes) -> str:
         """Parse the document and return the text of the value. Raise `Refused` if there is none."""
@@ -140,15 +142,15 @@ class _XmlReader:
         """Return the error with this message and the current line."""
         return Refused("unreadable", f"{message}, in line {self._parser.CurrentLineNumber}")
 
-    def _doctype(self, _name: str, _system: str | None, _public: str | None, has_internal: int) -> None:
+    def _on_doctype(self, _name: str, _system: str | None, _public: str | None, has_internal: int) -> None:
         # Coverage reports often name an external document type, which is not fetched. Internal definitions are refused.
         if has_internal:
             raise self._refused("a document type with definitions")
 
-    def _entity(self, *_: object) -> None:
+    def _on_entity(self, *_: object) -> None:
         raise self._refused("the definition of an entity")
 
-    def _start(self, tag: str, attributes: dict[str, str]) -> None:
+    def _on_start_tag(self, tag: str, attributes: dict[str, str]) -> None:
         """Handle an open tag: count it if it continues the path, and read the value at the end of the path."""
         depth = self._depth
         self._depth += 1
@@ -180,12 +182,12 @@ class _XmlReader:
             return attributes.get(element.attribute) == element.value
         return not element.number or self._counts[depth] == element.number
 
-    def _characters(self, text: str) -> None:
+    def _on_text(self, text: str) -> None:
         if self._text is not None and self._depth == len(self._elements) and self._text_length < MAX_QUOTED * 10:
             self._text.append(text)
             self._text_length += len(text)
 
-    def _end(self, _tag: str) -> None:
+    def _on_end_tag(self, _tag: str) -> None:
         if self._text is not None and self._depth == len(self._elements):
             self._value, self._text = "".join(self._text), None
         self._depth -= 1

@@ -62,7 +62,7 @@ class StepSequence:
             try:
                 expressions.env = await self._evaluate(expressions.interpolate_all, self._spec.env, {})
             except Refused as refused:
-                return self._refused(f"env: {refused.message}", refused)
+                return self._refused_result(f"env: {refused.message}", refused)
         else:
             expressions.env = dict(self._spec.env)
         for index, step in enumerate(self._steps):
@@ -104,25 +104,25 @@ class StepSequence:
         await self._restore_caches(step)
         self._log.begin_section(index, name)
         outputs: dict[str, str] = {}
-        code = reason = ""
+        error_code = reason = ""
         try:
             step_exit, outputs, reason = await self._execute(index, step)
         except Refused as refused:
-            step_exit, reason, code = Exit(None, None, 0.0), refused.message, error_code_of(refused)
+            step_exit, reason, error_code = Exit(None, None, 0.0), refused.message, error_code_of(refused)
         except StepFailed as failed:
-            step_exit, reason, code = Exit(FAILED, None, 0.0), str(failed), failed.code
+            step_exit, reason, error_code = Exit(FAILED, None, 0.0), str(failed), failed.code
         except (CellFailed, OSError) as error:
-            step_exit, reason, code = Exit(None, None, 0.0), str(error), "RUNNER_STARTUP"
+            step_exit, reason, error_code = Exit(None, None, 0.0), str(error), "RUNNER_STARTUP"
         if reason:
             self._log.write_line(reason)
         self._log.end_section(index, step_exit.exit_code, step_exit.seconds)
         self._last_exit = step_exit
-        if step_exit.exit_code == 0 and not step_exit.is_timed_out and not code:
-            self._results.append(self._result(index, name, step_exit))
+        if step_exit.exit_code == 0 and not step_exit.is_timed_out and not error_code:
+            self._results.append(self._step_result(index, name, step_exit))
             self._expressions.record_step(step.id, SUCCESS, SUCCESS, outputs)
             return True
         return self._fail(
-            index, step, name, step_exit, reason, "TIMED_OUT" if step_exit.is_timed_out else code, outputs
+            index, step, name, step_exit, reason, "TIMED_OUT" if step_exit.is_timed_out else error_code, outputs
         )
 
     def _is_conditional(self, step: Step) -> bool:
@@ -143,7 +143,7 @@ class StepSequence:
         self._results.append(result)
         self._expressions.record_step(step.id, SKIPPED, SKIPPED, {})
 
-    def _result(self, index: int, name: str, step_exit: Exit, reason: str = "") -> StepResult:
+    def _step_result(self, index: int, name: str, step_exit: Exit, reason: str = "") -> StepResult:
         """Return the result of a step that ended."""
         return StepResult(
             index=index,
@@ -165,7 +165,7 @@ class StepSequence:
         outputs: dict[str, str] | None = None,
     ) -> bool:
         """Record a failed step. Always return True, as the conditions of the later steps decide whether they run."""
-        result = self._result(index, name, step_exit, reason)
+        result = self._step_result(index, name, step_exit, reason)
         # `continue-on-error` does not cover a failure of the runner itself.
         is_step_failure = code != "RUNNER_STARTUP" if self._expressions.is_pipeline_job else code in ("", "TIMED_OUT")
         is_tolerated = step.continue_on_error and is_step_failure
@@ -178,12 +178,15 @@ class StepSequence:
                 self._failure = JobResult(exit=step_exit, steps=[], error_code=code, summary=summary)
         return True
 
-    def _refused(self, reason: str, refused: Refused) -> JobResult:
+    def _refused_result(self, reason: str, refused: Refused) -> JobResult:
         """Return the result of a job whose variables cannot be evaluated, and log the reason."""
         self._log.write_line(reason)
-        code = error_code_of(refused)
+        error_code = error_code_of(refused)
         return JobResult(
-            exit=Exit(None, None, 0.0), steps=self._results, error_code=code, summary=self._log.masked_line(reason)
+            exit=Exit(None, None, 0.0),
+            steps=self._results,
+            error_code=error_code,
+            summary=self._log.masked_line(reason),
         )
 
     async def _restore_caches(self, step: Step) -> None:
@@ -192,9 +195,9 @@ class StepSequence:
             return
         self._has_restored_caches = True
         with self._log.section(RESTORE_CACHES, "restore caches"):
-            await self._job.caches.restore(await self._evaluate(self._interpolated, self._spec.caches))
+            await self._job.caches.restore(await self._evaluate(self._interpolated_rules, self._spec.caches))
 
-    def _interpolated(self, rules: list[CacheRule]) -> list[CacheRule]:
+    def _interpolated_rules(self, rules: list[CacheRule]) -> list[CacheRule]:
         """Return the cache rules with the expressions in keys and paths evaluated, without rules that fail."""
         interpolated: list[CacheRule] = []
         interpolate = self._expressions.interpolate
@@ -254,9 +257,9 @@ class StepSequence:
         try:
             report = await asyncio.to_thread(files.read)
         except Refused as refused:
-            code = step_exit.exit_code or FAILED
-            return structs.replace(step_exit, exit_code=code), output_filter.outputs, refused.message
-        self._apply(report)
+            error_code = step_exit.exit_code or FAILED
+            return structs.replace(step_exit, exit_code=error_code), output_filter.outputs, refused.message
+        self._apply_report(report)
         return step_exit, {**output_filter.outputs, **report.outputs}, ""
 
     async def run_rule(self, script: str, name: str, on_rule_output: Callable[[bytes], None] | None = None) -> Exit:
@@ -286,7 +289,7 @@ class StepSequence:
             on_output=on_output,
         )
 
-    def _apply(self, report: StepReport) -> None:
+    def _apply_report(self, report: StepReport) -> None:
         """Set a step's variables and PATH entries for later steps, and write its summary to the log."""
         job = self._job
         job.set_env = {**job.set_env, **report.env}

@@ -30,7 +30,7 @@ MAX_LOG_LINES: Final = 50
 
 
 class ServiceContainers:
-    """The service containers of one job."""
+    """Starts and removes the service containers of one job."""
 
     def __init__(self, spec: JobSpec, cell: Cell, log: JobLog) -> None:
         self._spec = spec
@@ -186,8 +186,8 @@ class ServiceContainers:
 def _published(name: str, port: str) -> str:
     """Return the argument of `--publish` that publishes a port of a service on the loopback interface."""
     host_port, _, container_port = port.rpartition(":")
-    number, _, protocol = container_port.partition("/")
-    if not all(part.isascii() and part.isdecimal() for part in (number, *([host_port] if host_port else []))):
+    port_number, _, protocol = container_port.partition("/")
+    if not all(part.isascii() and part.isdecimal() for part in (port_number, *([host_port] if host_port else []))):
         raise Refused("bad_spec", f"service {name!r}: {port[:80]!r} is not a port; expected e.g. 5432 or 5432:5432")
     if protocol not in ("", "tcp", "udp"):
         raise Refused("bad_spec", f"service {name!r}: {port[:80]!r} is not a port; expected tcp or udp after '/'")

@@ -46,8 +46,8 @@ def shell_command(shell: str, script: str, layout: Layout, index: int) -> ShellC
             f"the shell {shell[:80]!r} is not known; use {', '.join(SHELLS)}, or a command with {{0}} for the script",
         )
     try:
-        words = shlex.split(template)
+        arguments = shlex.split(template)
     except ValueError as error:
         raise Refused("bad_spec", f"the shell {shell[:80]!r} cannot be read: {error}") from None
     path = str(write_file(layout.root, f"{layout.relative(layout.temp)}/script-{index}{suffix}", script))
-    return ShellCommand("exec " + shlex.join(word.replace("{0}", path) for word in words), ("sh", "-c"))
+    return ShellCommand("exec " + shlex.join(argument.replace("{0}", path) for argument in arguments), ("sh", "-c"))

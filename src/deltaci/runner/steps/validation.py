@@ -181,7 +181,7 @@ class RuleChecker:
                 return RuleOutcome(False, f"no test report at {pattern!r}", expected)
             unreadable: list[str] = []
             summary = junit.read(
-                [(report.path, self._read(report)) for report in reports],
+                [(report.path, self._read_file(report)) for report in reports],
                 lambda refused: unreadable.append(refused.message),
             )
         except (Refused, OSError) as error:
@@ -204,7 +204,7 @@ class RuleChecker:
             if len(reports) != 1:
                 count = f"{len(reports)} reports" if reports else "no report"
                 return RuleOutcome(False, f"{count} at {rule.report!r}", f"one, with {expected}")
-            value, text = read_number(self._read(reports[0]), path)
+            value, text = read_number(self._read_file(reports[0]), path)
         except (BadPattern, Refused, OSError) as error:
             return RuleOutcome(False, _error_message(error), expected)
         is_low, is_high = rule.min is not None and value < rule.min, rule.max is not None and value > rule.max
@@ -217,7 +217,7 @@ class RuleChecker:
             raise Refused("too_large", f"reports of more than {max_bytes} bytes")
         return reports
 
-    def _read(self, match: ArtifactFile) -> bytes:
+    def _read_file(self, match: ArtifactFile) -> bytes:
         with open_file(self._job.layout.workspace, match) as file:
             return file.read(match.bytes)
 
@@ -232,10 +232,10 @@ def describe_range(rule: NumberRule) -> str:
 
 
 def _describe_rule(rule: ValidationRule) -> str:
-    """Return the name of the rule; without a name, the first line of its command, its files or its report."""
-    number = f"{rule.number.at} of {rule.number.report}" if rule.number is not None else ""
+    """Return the name of the rule; if it has none, the first line of its command, or its files or report."""
+    number_text = f"{rule.number.at} of {rule.number.report}" if rule.number is not None else ""
     command = rule.run or rule.result
-    return rule.name or command.strip().partition("\n")[0] or rule.junit or ", ".join(rule.files) or number
+    return rule.name or command.strip().partition("\n")[0] or rule.junit or ", ".join(rule.files) or number_text
 
 
 def _check_exit(command_exit: Exit) -> RuleOutcome:
@@ -280,5 +280,5 @@ def _error_message(error: Exception) -> str:
 def _list_names(names: Iterable[str]) -> str:
     """Return the first names, quoted, and how many more there are."""
     quoted = [repr(name) for name in names]
-    more = f" and {len(quoted) - MAX_NAMES} more" if len(quoted) > MAX_NAMES else ""
-    return ", ".join(quoted[:MAX_NAMES]) + more
+    more_text = f" and {len(quoted) - MAX_NAMES} more" if len(quoted) > MAX_NAMES else ""
+    return ", ".join(quoted[:MAX_NAMES]) + more_text

@@ -35,30 +35,30 @@ class WorkflowCommandFilter:
         """Process the next part of the output. A part may end within a line."""
         data = self._pending_line + data
         self._pending_line = b""
-        written = 0  # The data before this position has been written.
+        written_until = 0  # The data before this position has been written.
         position = 0
         while position < len(data):
             if self._is_at_line_start and b"::".startswith(data[position : position + 2]):
                 end = data.find(b"\n", position)
                 if end < 0 and len(data) - position <= MAX_LINE_BYTES:
-                    self._write(data[written:position])
+                    self._write(data[written_until:position])
                     self._pending_line = data[position:]
                     return
                 end = len(data) if end < 0 else end + 1
                 if end - position <= MAX_LINE_BYTES:
-                    self._write(data[written:position])
+                    self._write(data[written_until:position])
                     self._execute(data[position:end])
-                    written = end
+                    written_until = end
                 self._is_at_line_start = data[end - 1 : end] == b"\n"
                 position = end
                 continue
             end = data.find(b"\n", position)
             self._is_at_line_start = end >= 0
             position = len(data) if end < 0 else end + 1
-        self._write(data[written:])
+        self._write(data[written_until:])
 
     def finish(self) -> None:
-        """Process a last line without a newline, at the end of the output."""
+        """Process the last line if it has no newline. Call it at the end of the output."""
         line, self._pending_line = self._pending_line, b""
         self._is_at_line_start = True
         if line:

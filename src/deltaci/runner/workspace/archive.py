@@ -34,7 +34,7 @@ _CHUNK_BYTES: Final = 1024 * 1024
 
 
 class ArchiveLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much one archive may contain, unpacked."""
+    """The maximum number, total size and depth of the entries of one archive."""
 
     entries: int = 500_000
     bytes: int = 20 * 1024**3
@@ -72,33 +72,33 @@ class _Packer:
         self.entries = 0
         self.bytes = 0
 
-    def add(self, folder: int, name: str, path: str) -> None:
+    def add(self, parent_fd: int, name: str, path: str) -> None:
         """Add this entry of the folder, with everything in it. Skip sockets, devices and unsafe links."""
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
         info = tarfile.TarInfo(path)
         info.mode, info.mtime = status.st_mode & 0o777, int(status.st_mtime)
         if stat.S_ISDIR(status.st_mode):
             info.type = tarfile.DIRTYPE
-            inner = os.open(name, FOLDER_FLAGS, dir_fd=folder)
+            folder_fd = os.open(name, FOLDER_FLAGS, dir_fd=parent_fd)
             try:
-                self._count(path, 0)
+                self._count_entry(path, 0)
                 self._tar.addfile(info)
-                for child in sorted(os.listdir(inner), key=os.fsencode):
-                    self.add(inner, child, f"{path}/{child}")
+                for child in sorted(os.listdir(folder_fd), key=os.fsencode):
+                    self.add(folder_fd, child, f"{path}/{child}")
             finally:
-                os.close(inner)
+                os.close(folder_fd)
         elif stat.S_ISLNK(status.st_mode):
-            info.type, info.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=folder)
+            info.type, info.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=parent_fd)
             if _is_safe_link(path, info.linkname):
-                self._count(path, 0)
+                self._count_entry(path, 0)
                 self._tar.addfile(info)
         elif stat.S_ISREG(status.st_mode):
-            with os.fdopen(os.open(name, _FILE, dir_fd=folder), "rb") as file:
+            with os.fdopen(os.open(name, _FILE, dir_fd=parent_fd), "rb") as file:
                 info.size = os.fstat(file.fileno()).st_size
-                self._count(path, info.size)
+                self._count_entry(path, info.size)
                 self._tar.addfile(info, file)
 
-    def _count(self, path: str, size: int) -> None:
+    def _count_entry(self, path: str, size: int) -> None:
         """Count an entry. Raise `Refused` if the archive then exceeds its limits."""
         self.entries += 1
         self.bytes += size
@@ -108,17 +108,17 @@ class _Packer:
             raise Refused("too_large", f"{path[:80]!r}… is too deep for a cache; cache something above it")
 
 
-def pack(root: Path, paths: list[str], out: BinaryIO, limits: ArchiveLimits = _DEFAULT) -> ArchiveSize:
+def pack(root: Path, paths: list[str], target_file: BinaryIO, limits: ArchiveLimits = _DEFAULT) -> ArchiveSize:
     """Write these files and folders below the root to a gzipped tar file, without missing ones. Return its size."""
     with (
-        open_folder(root) as top,
-        gzip.GzipFile(filename="", mode="wb", fileobj=out, compresslevel=COMPRESSION, mtime=0) as compressed,
+        open_folder(root) as root_fd,
+        gzip.GzipFile(filename="", mode="wb", fileobj=target_file, compresslevel=COMPRESSION, mtime=0) as compressed,
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar,
     ):
         packer = _Packer(tar, limits)
         for path in sorted(set(paths)):
             try:
-                with open_parent(top, path) as (folder, name):
+                with open_parent(root_fd, path) as (folder, name):
                     packer.add(folder, name, path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
@@ -129,7 +129,7 @@ def pack(root: Path, paths: list[str], out: BinaryIO, limits: ArchiveLimits = _D
 
 
 class _BoundedReader:
-    """Decompresses a file, forwards only, up to a maximum size."""
+    """A file-like object that decompresses a file, forwards only, and refuses more than a maximum size."""
 
     def __init__(self, file: BinaryIO, max_bytes: int) -> None:
         self._inner = gzip.GzipFile(fileobj=file, mode="rb")
@@ -168,7 +168,7 @@ def unpack(root: Path, source: BinaryIO, limits: ArchiveLimits = _DEFAULT) -> Ar
     max_bytes = limits.bytes + limits.entries * 4096
     try:
         with (
-            open_folder(root) as top,
+            open_folder(root) as root_fd,
             tarfile.open(fileobj=cast(BinaryIO, _BoundedReader(source, max_bytes)), mode="r:", encoding="utf-8") as tar,
         ):
             while (entry := tar.next()) is not None:
@@ -177,7 +177,7 @@ def unpack(root: Path, source: BinaryIO, limits: ArchiveLimits = _DEFAULT) -> Ar
                 size += max(0, entry.size)
                 if entries > limits.entries or size > limits.bytes:
                     raise Refused("too_large", "the archive holds more than a cache may")
-                _restore(tar, entry, top, limits)
+                _create_entry(tar, entry, root_fd, limits)
     except Refused:
         raise
     except Exception as error:  # A forged header can make the standard library raise any exception.
@@ -185,7 +185,7 @@ def unpack(root: Path, source: BinaryIO, limits: ArchiveLimits = _DEFAULT) -> Ar
     return ArchiveSize(entries=entries, bytes=size)
 
 
-def _restore(tar: tarfile.TarFile, entry: tarfile.TarInfo, top: int, limits: ArchiveLimits) -> None:
+def _create_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, root_fd: int, limits: ArchiveLimits) -> None:
     """Check one entry of an archive and create it below the root. Raise `Refused` if it is not allowed."""
     names = entry.name.removesuffix("/").split("/")
     if len(entry.name.encode("utf-8", "surrogateescape")) > MAX_PATH_BYTES:
@@ -196,7 +196,7 @@ def _restore(tar: tarfile.TarFile, entry: tarfile.TarInfo, top: int, limits: Arc
         raise Refused("unreadable", f"the archive has an entry {entry.name[:80]!r} that is no file, folder or link")
     if entry.issym() and not _is_safe_link("/".join(names), entry.linkname):
         raise Refused("unreadable", f"the archive has a link {entry.name[:80]!r} that leads elsewhere")
-    with _inside(top, names) as (folder, name):
+    with _open_parent_of_entry(root_fd, names) as (folder, name):
         if entry.issym():
             os.symlink(entry.linkname, name, dir_fd=folder)
             return
@@ -216,7 +216,7 @@ def _restore(tar: tarfile.TarFile, entry: tarfile.TarInfo, top: int, limits: Arc
 
 
 @contextmanager
-def _inside(top: int, names: list[str]) -> Iterator[tuple[int, str]]:
+def _open_parent_of_entry(root_fd: int, names: list[str]) -> Iterator[tuple[int, str]]:
     """Yield the opened parent folder of an entry and its name. Missing folders are created.
 
     An archive of the path `a/b` has no entry `a`.
@@ -224,12 +224,12 @@ def _inside(top: int, names: list[str]) -> Iterator[tuple[int, str]]:
     path = "/".join(names)
     with ExitStack() as stack:
         try:
-            target = stack.enter_context(open_parent(top, path))
+            target = stack.enter_context(open_parent(root_fd, path))
         except FileNotFoundError:
             for depth in range(1, len(names)):
-                with open_parent(top, "/".join(names[:depth])) as (folder, name), suppress(FileExistsError):
+                with open_parent(root_fd, "/".join(names[:depth])) as (folder, name), suppress(FileExistsError):
                     os.mkdir(name, 0o755, dir_fd=folder)
-            target = stack.enter_context(open_parent(top, path))
+            target = stack.enter_context(open_parent(root_fd, path))
         yield target
 
 
@@ -257,14 +257,14 @@ def _is_safe_link(path: str, target: str) -> bool:
 def move_if_absent(source: Path, root: Path, path: str) -> bool:
     """Move an entry to the same path below the root, if nothing exists there. Return whether it was moved."""
     *folders, name = path.split("/")
-    with open_folder(source) as old_top, open_folder(root) as new_top:
+    with open_folder(source) as source_root_fd, open_folder(root) as target_root_fd:
         prefix = ""
         for folder in folders:
-            with open_parent(new_top, f"{prefix}{folder}") as (above_fd, folder_name), suppress(FileExistsError):
+            with open_parent(target_root_fd, f"{prefix}{folder}") as (above_fd, folder_name), suppress(FileExistsError):
                 os.mkdir(folder_name, dir_fd=above_fd)
             prefix += f"{folder}/"
         try:
-            with open_parent(old_top, path) as (old_fd, _), open_parent(new_top, path) as (new_fd, _):
+            with open_parent(source_root_fd, path) as (old_fd, _), open_parent(target_root_fd, path) as (new_fd, _):
                 try:
                     os.stat(name, dir_fd=new_fd, follow_symlinks=False)
                 except FileNotFoundError:

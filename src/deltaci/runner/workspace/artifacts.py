@@ -139,11 +139,11 @@ class _Search:
         try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if stat.S_ISDIR(status.st_mode):
-                inner = os.open(name, FOLDER_FLAGS, dir_fd=folder)
+                child_fd = os.open(name, FOLDER_FLAGS, dir_fd=folder)
                 try:
-                    self._walk(root, inner, f"{path}/", states, depth + 1)
+                    self._walk(root, child_fd, f"{path}/", states, depth + 1)
                 finally:
-                    os.close(inner)
+                    os.close(child_fd)
                 return
         except OSError:
             return  # It was removed or replaced, or is not readable.

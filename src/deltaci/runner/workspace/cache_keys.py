@@ -66,15 +66,21 @@ def cache_key(workspace: Path, rule: CacheRule) -> CacheKey:
     """Return the key of a rule with `{lock_hash}` replaced. Without this placeholder no file is read."""
     if PLACEHOLDER not in rule.key:
         return CacheKey(key=rule.key)
-    lock_files, missing = _find_named(workspace, rule.lock_files) if rule.lock_files else (_find_common(workspace), [])
+    lock_files, unmatched_patterns = (
+        _find_named(workspace, rule.lock_files) if rule.lock_files else (_find_common(workspace), [])
+    )
     key = rule.key.replace(PLACEHOLDER, _hash(workspace, lock_files))
-    return CacheKey(key=key, lock_files=tuple(file.path for file in lock_files), note=_note(rule, lock_files, missing))
+    return CacheKey(
+        key=key,
+        lock_files=tuple(file.path for file in lock_files),
+        note=_lock_files_warning(rule, lock_files, unmatched_patterns),
+    )
 
 
-def _note(rule: CacheRule, lock_files: list[ArtifactFile], missing: list[str]) -> str:
+def _lock_files_warning(rule: CacheRule, lock_files: list[ArtifactFile], unmatched_patterns: list[str]) -> str:
     """Return the warning that lock files are missing; empty if none are."""
-    if missing:
-        return f"cache {rule.key!r}: no file matches {', '.join(missing)}; the key does not depend on it"
+    if unmatched_patterns:
+        return f"cache {rule.key!r}: no file matches {', '.join(unmatched_patterns)}; the key does not depend on it"
     if not lock_files:
         return (
             f"cache {rule.key!r}: no lock file in the workspace, so the key never changes; "

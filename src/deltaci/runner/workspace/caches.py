@@ -29,14 +29,14 @@ TIMEOUT_SECONDS: Final = 20.0  # Short, as the job can run without the cache.
 
 
 class _UnsavedCache(msgspec.Struct, frozen=True):
-    """A cache to save if the job succeeds."""
+    """The key and the paths of a cache to save if the job succeeds."""
 
     key: str
     paths: list[str]
 
 
 class Caches:
-    """The caches of one job."""
+    """Restores and saves the caches of one job."""
 
     def __init__(self, transfers: Transfers, layout: Layout, folder: Path, log: JobLog) -> None:
         self._transfers = transfers
@@ -47,7 +47,7 @@ class Caches:
 
     @property
     def has_unsaved(self) -> bool:
-        """Return whether there are caches to save if the job succeeds."""
+        """Whether there are caches to save if the job succeeds."""
         return bool(self._to_save)
 
     async def restore(self, rules: list[CacheRule]) -> None:
@@ -57,10 +57,10 @@ class Caches:
         """
         for rule in rules:
             try:
-                computed = await self._transfers.run_in_thread(cache_key, self._layout.workspace, rule)
-                if computed.note:
-                    self._log.write_line(computed.note)
-                await self._restore(computed.key, [self._path_from_root(path) for path in rule.paths])
+                computed_key = await self._transfers.run_in_thread(cache_key, self._layout.workspace, rule)
+                if computed_key.note:
+                    self._log.write_line(computed_key.note)
+                await self._restore(computed_key.key, [self._path_from_root(path) for path in rule.paths])
             except (Refused, Unreachable, OSError) as error:
                 self._log.write_line(f"cache {rule.key!r}: {_reason(error)}; continuing without it")
 
@@ -113,8 +113,8 @@ class Caches:
                 consequence = "it is saved when the job succeeds" if is_saved_on_miss else "continuing without it"
                 self._log.write_line(f"cache {key!r}: not found; {consequence}")
                 return False
-            moved = await self._transfers.run_in_thread(self._unpack, file, paths)
-        self._log.write_line(f"cache {key!r}: {size} bytes, {', '.join(moved) or 'none of the requested paths'}")
+            moved_paths = await self._transfers.run_in_thread(self._unpack, file, paths)
+        self._log.write_line(f"cache {key!r}: {size} bytes, {', '.join(moved_paths) or 'none of the requested paths'}")
         return True
 
     def _unpack(self, file: BinaryIO, paths: list[str]) -> list[str]:

@@ -48,8 +48,8 @@ class CheckoutSpec(msgspec.Struct, frozen=True, kw_only=True):
 def credential_encodings(credential: str) -> list[str]:
     """Return the texts in which a credential may appear in a log, so that they are masked there."""
     user_and_password = credential if ":" in credential else f"{TOKEN_USER}:{credential}"
-    basic = base64.b64encode(user_and_password.encode()).decode()
-    return [form for form in (credential, credential.partition(":")[2], basic) if form]
+    basic_auth = base64.b64encode(user_and_password.encode()).decode()
+    return [form for form in (credential, credential.partition(":")[2], basic_auth) if form]
 
 
 async def resolve_ref(mirror: Mirror, ref: str) -> tuple[str, str]:
@@ -140,8 +140,8 @@ def trust_any_owner(root: Path, home: str) -> None:
     """
     with (
         contextlib.suppress(OSError),
-        open_folder(root) as top,
-        open_parent(top, f"{home}/.gitconfig") as (folder, name),
+        open_folder(root) as root_fd,
+        open_parent(root_fd, f"{home}/.gitconfig") as (folder, name),
     ):
         descriptor = os.open(
             name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder

@@ -30,13 +30,13 @@ def open_folder(path: Path) -> Iterator[int]:
 
 
 @contextmanager
-def open_parent(top: int, path: str) -> Iterator[tuple[int, str]]:
-    """Yield the descriptor of the parent folder of a path below `top`, and the last name of the path.
+def open_parent(root_fd: int, path: str) -> Iterator[tuple[int, str]]:
+    """Yield the descriptor of the parent folder of a path below an opened root, and the last name of the path.
 
     Links are not followed.
     """
     *folders, name = path.split("/")
-    current = os.dup(top)
+    current = os.dup(root_fd)
     try:
         for folder in folders:
             child = os.open(folder, FOLDER_FLAGS, dir_fd=current)

@@ -30,7 +30,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     tools: Path
 
     def relative(self, path: Path) -> str:
-        """Return the path of a folder relative to the root."""
+        """Return the path of one of the job's folders relative to the root."""
         return path.relative_to(self.root).as_posix()
 
     @property
@@ -50,23 +50,25 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         `~` is the home; other relative paths start at the workspace. Raise `Refused` if it leads elsewhere.
         """
         if path == "~" or path.startswith("~/"):
-            base: Path | None = self.home
+            base_folder: Path | None = self.home
             relative_path = path[2:]
         elif path.startswith("/"):
-            absolute = Path(path)
-            base = next((folder for folder in (self.workspace, self.root) if absolute.is_relative_to(folder)), None)
-            relative_path = str(absolute.relative_to(base)) if base is not None else ""
+            absolute_path = Path(path)
+            base_folder = next(
+                (folder for folder in (self.workspace, self.root) if absolute_path.is_relative_to(folder)), None
+            )
+            relative_path = str(absolute_path.relative_to(base_folder)) if base_folder is not None else ""
         else:
-            base, relative_path = self.workspace, path
+            base_folder, relative_path = self.workspace, path
         names = [name for name in relative_path.split("/") if name not in ("", ".")]
-        if base is not None and not base.is_relative_to(self.root):
+        if base_folder is not None and not base_folder.is_relative_to(self.root):
             raise Refused(
                 "bad_spec", f"the path {path[:80]!r} is in the job's worktree, which is reused; name one in its home"
             )
-        is_root = base == self.root and not names and not self.is_single_folder
-        if base is None or is_root or ".." in names or "\0" in path:
+        is_root = base_folder == self.root and not names and not self.is_single_folder
+        if base_folder is None or is_root or ".." in names or "\0" in path:
             raise Refused("bad_spec", f"the path {path[:80]!r} is not in the job's workspace or home; name one that is")
-        return "/".join((*base.relative_to(self.root).parts, *names))
+        return "/".join((*base_folder.relative_to(self.root).parts, *names))
 
 
 def is_pipeline_job(spec: JobSpec) -> bool:

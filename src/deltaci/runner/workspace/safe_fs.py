@@ -19,54 +19,54 @@ def move_tree(staging: Path, root: Path, path: str, *, is_clean: bool) -> None:
 
     They replace entries of the same names; with `is_clean`, all others are removed first.
     """
-    with open_folder(root) as top:
-        target = open_or_create(top, path)
+    with open_folder(root) as root_fd:
+        target_fd = open_or_create(root_fd, path)
         try:
             if is_clean:
-                for name in os.listdir(target):
-                    remove_entry(target, name)
-            with open_folder(staging) as source:
-                for name in os.listdir(source):
-                    remove_entry(target, name)
-                    os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+                for name in os.listdir(target_fd):
+                    remove_entry(target_fd, name)
+            with open_folder(staging) as source_fd:
+                for name in os.listdir(source_fd):
+                    remove_entry(target_fd, name)
+                    os.rename(name, name, src_dir_fd=source_fd, dst_dir_fd=target_fd)
         except OSError as error:
             raise Refused("bad_request", f"cannot write into {path!r}: {error.strerror}") from error
         finally:
-            os.close(target)
+            os.close(target_fd)
 
 
 def merge_tree(staging: Path, root: Path, path: str) -> None:
     """Move the content of `staging` into a folder below the root. Files replace files, folders are merged."""
-    with open_folder(root) as top, open_folder(staging) as source:
-        target = open_or_create(top, path)
+    with open_folder(root) as root_fd, open_folder(staging) as source_fd:
+        target_fd = open_or_create(root_fd, path)
         try:
-            _merge(source, target)
+            _merge(source_fd, target_fd)
         except OSError as error:
             raise Refused("bad_request", f"cannot write into {path!r}: {error.strerror}") from error
         finally:
-            os.close(target)
+            os.close(target_fd)
 
 
-def _merge(source: int, target: int) -> None:
+def _merge(source_fd: int, target_fd: int) -> None:
     """Move all entries from one opened folder to another, and merge folders of the same name."""
-    for name in os.listdir(source):
-        if stat.S_ISDIR(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode):
-            source_child, target_child = os.open(name, FOLDER_FLAGS, dir_fd=source), open_or_create(target, name)
+    for name in os.listdir(source_fd):
+        if stat.S_ISDIR(os.stat(name, dir_fd=source_fd, follow_symlinks=False).st_mode):
+            source_child, target_child = os.open(name, FOLDER_FLAGS, dir_fd=source_fd), open_or_create(target_fd, name)
             try:
                 _merge(source_child, target_child)
             finally:
                 os.close(source_child)
                 os.close(target_child)
             continue
-        remove_entry(target, name)
-        os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+        remove_entry(target_fd, name)
+        os.rename(name, name, src_dir_fd=source_fd, dst_dir_fd=target_fd)
 
 
 def write_file(root: Path, path: str, text: str, mode: int = 0o755) -> Path:
     """Write a file below the root and return its path. Links and other entries in its way are removed first."""
     parent_path, _, name = path.rpartition("/")
-    with open_folder(root) as top:
-        folder = open_or_create(top, parent_path)
+    with open_folder(root) as root_fd:
+        folder = open_or_create(root_fd, parent_path)
         try:
             remove_entry(folder, name)
             descriptor = os.open(name, _NEW_FILE_FLAGS, mode, dir_fd=folder)
@@ -79,17 +79,17 @@ def write_file(root: Path, path: str, text: str, mode: int = 0o755) -> Path:
 
 def create_folder(root: Path, path: str) -> Path:
     """Create a folder below the root and return its path. Links and files in its way are removed first."""
-    with open_folder(root) as top:
-        os.close(open_or_create(top, path))
+    with open_folder(root) as root_fd:
+        os.close(open_or_create(root_fd, path))
     return root / path
 
 
-def open_or_create(top: int, path: str) -> int:
+def open_or_create(root_fd: int, path: str) -> int:
     """Return the descriptor of a folder below another one, created if needed.
 
     Links and files in its way are removed.
     """
-    current = os.dup(top)
+    current = os.dup(root_fd)
     for name in path.split("/"):
         if name in ("", "."):
             continue

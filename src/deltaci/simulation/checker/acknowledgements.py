@@ -50,7 +50,7 @@ class AcknowledgementChecker:
             last_attempt = self._history.entities.get(f"{id}.{entity.index}")
             is_stopping = last_attempt is not None and last_attempt.state in ("CANCEL_REQUESTED", "CANCELED")
             has_effect = {
-                "approve": any(who.startswith("user:") for who in entity.approved_by),
+                "approve": any(approver.startswith("user:") for approver in entity.approved_by),
                 "reject": entity.state == "FAILED",
                 "cancel": entity.state in JOB_TERMINAL_STATES or is_stopping,
                 "validate": entity.state in JOB_TERMINAL_STATES,
@@ -127,23 +127,23 @@ class AcknowledgementChecker:
 
     def _attempt(self, lease_id: str) -> tuple[TrackedAttempt | None, int]:
         """Return the attempt of a lease, None if it is unknown, and the number of the lease."""
-        id, number, _ = lease_id.rsplit(".", 2)
+        id, lease_number, _ = lease_id.rsplit(".", 2)
         attempt = self._history.entities.get(id)
-        return (attempt if isinstance(attempt, TrackedAttempt) else None), int(number)
+        return (attempt if isinstance(attempt, TrackedAttempt) else None), int(lease_number)
 
     def _check_granted(self, lease_id: str) -> None:
         """Raise `Violation` if a lease that was sent to a runner is not in the log."""
         self.acknowledged += 1
-        attempt, number = self._attempt(lease_id)
-        if attempt is None or attempt.claims < number:
+        attempt, lease_number = self._attempt(lease_id)
+        if attempt is None or attempt.claims < lease_number:
             raise Violation(
                 "acknowledged",
-                f"lease {number} of {attempt and attempt.id} was sent to a runner, but is not in the log",
+                f"lease {lease_number} of {attempt and attempt.id} was sent to a runner, but is not in the log",
             )
 
     def _check_ended(self, message: dict[str, Any], response: dict[str, Any]) -> None:
         """Check that an accepted Complete or CancelAck ended exactly this lease, with the reported outcome."""
-        attempt, number = self._attempt(message["lease_id"])
+        attempt, lease_number = self._attempt(message["lease_id"])
         if response.get("type") not in ("CompleteAck", "CancelAcked") or attempt is None:
             return
         self.acknowledged += 1
@@ -154,9 +154,9 @@ class AcknowledgementChecker:
         if (
             attempt.state != outcome
             or lease is None
-            or (lease.number, lease.state) != (number, LEASE_END_STATES[outcome])
+            or (lease.number, lease.state) != (lease_number, LEASE_END_STATES[outcome])
         ):
-            subject = f"{message['type']} under lease {number} of {attempt.id}"
+            subject = f"{message['type']} under lease {lease_number} of {attempt.id}"
             raise Violation(
                 "acknowledged", f"{subject} was accepted as {outcome}, but it is {attempt.state} under {lease}"
             )

@@ -118,11 +118,14 @@ class HistoryChecker(JobOrderChecker):
         # (request id, entity id): number of the commit, first rev.
         self.requests: dict[tuple[str, str], tuple[int, int]] = {}
         self._dependents: dict[str, list[str]] = {}
-        self._touched: dict[str, None] = {}
+        self._touched_ids: dict[str, None] = {}
         self._ended_with_open_jobs: list[TrackedRun] = []
 
     def check_event(self, event: LogEvent, now: int = 0) -> None:
-        """Check one event and apply it; `now` is the time of the store's clock. Raises `Violation`."""
+        """Check one event and update the tracked state. Raise `Violation` if the event breaks an invariant.
+
+        `now` is the time of the store's clock.
+        """
         self.event_count += 1
         if event.seq != self.seq + 1:
             raise Violation("order", f"seq {event.seq} comes after {self.seq}")
@@ -201,16 +204,16 @@ class HistoryChecker(JobOrderChecker):
         """Remember the entities that this event may affect, which `check_commit` then checks."""
         if event.from_ == event.to and event.entity == "attempt":
             return
-        self._touched[entity.id] = None
+        self._touched_ids[entity.id] = None
         if isinstance(entity, TrackedJob):
-            self._touched[entity.run_id] = None
+            self._touched_ids[entity.run_id] = None
             if event.to in JOB_TERMINAL_STATES:
-                self._touched.update(dict.fromkeys(entity.dependents))
+                self._touched_ids.update(dict.fromkeys(entity.dependents))
         elif isinstance(entity, TrackedAttempt):
             if entity.job_id:
-                self._touched[entity.job_id] = None
+                self._touched_ids[entity.job_id] = None
             if entity.lease is not None:
-                self._touched[entity.lease.worker_id] = None
+                self._touched_ids[entity.lease.worker_id] = None
 
     # -- jobs
 
@@ -449,9 +452,12 @@ class HistoryChecker(JobOrderChecker):
     # -- after a commit
 
     def check_commit(self, now: int = 0) -> None:
-        """Check what must hold after a whole commit; `now` is the time of the store's clock."""
+        """Check the invariants that must hold after a whole commit. Raise `Violation` if one is broken.
+
+        `now` is the time of the store's clock.
+        """
         self.commit_count += 1
-        touched_ids, self._touched = self._touched, {}
+        touched_ids, self._touched_ids = self._touched_ids, {}
         ended_runs, self._ended_with_open_jobs = self._ended_with_open_jobs, []
         for id in touched_ids:
             entity = self.entities.get(id)
@@ -544,7 +550,7 @@ class HistoryChecker(JobOrderChecker):
     # -- the end
 
     def is_over(self, id: str) -> bool:
-        """Return whether nothing more can happen to a run, or to an attempt without a job."""
+        """Return whether a run, or an attempt without a job, has ended, so that nothing more can happen to it."""
         entity = self.entities.get(id)
         if isinstance(entity, TrackedRun):
             return entity.state == "REPORTED" and not entity.open_jobs

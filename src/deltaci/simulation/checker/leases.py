@@ -110,18 +110,18 @@ class LeaseChecker:
     # -- attempts
 
     def check_attempt_event(self, attempt: TrackedAttempt, event: LogEvent) -> None:
-        """Check one event of an attempt, and apply it."""
+        """Check one event of an attempt and update the tracked state."""
         subject = f"attempt {attempt.id} (seq {event.seq}, {event.trigger})"
         lease_before = attempt.lease
-        change = event.metadata.get("lease")
+        lease_change = event.metadata.get("lease")
         if event.actor.startswith("worker:") and event.to != "LEASED":
             self._check_fence(subject, event, lease_before)
             if attempt.state in ("RUNNING", "UPLOADING"):
                 self.check_not_late(subject, event, attempt.started_at + attempt.timeout_us)
         elif event.to in ("LEASED", "CANCEL_REQUESTED"):
             self._check_claim_delay(subject, attempt, event)
-        if change is not None:
-            attempt.lease = self._apply_lease_change(subject, attempt, event, change)
+        if lease_change is not None:
+            attempt.lease = self._apply_lease_change(subject, attempt, event, lease_change)
         if event.from_ != event.to:
             self._check_lease_matches_state(subject, attempt, event)
             self._ON_STATE.get(event.to, LeaseChecker._no_check)(self, subject, attempt, event, lease_before)
@@ -225,8 +225,8 @@ class LeaseChecker:
         """Raise `Violation` if the attempt waited long while a polling worker with its labels was free."""
         if self.fault_free_since is None or self.config.has_clock_jumps or event.from_ != "QUEUED":
             return
-        since = max(attempt.ready_at, self.fault_free_since, self._group_free_since(attempt))
-        if event.at - since <= self.config.max_unclaimed_us:
+        claimable_since = max(attempt.ready_at, self.fault_free_since, self._group_free_since(attempt))
+        if event.at - claimable_since <= self.config.max_unclaimed_us:
             return
         for id in self.polling_workers:
             worker = self.workers.get(id)
@@ -234,10 +234,10 @@ class LeaseChecker:
                 worker is not None
                 and worker.is_free
                 and attempt.labels <= worker.labels
-                and (worker.free_since or 0) < since
+                and (worker.free_since or 0) < claimable_since
             ):
-                waited = (event.at - since) / SECOND
-                raise Violation("unclaimed", f"{subject} waited for {waited:.0f} s, although {id} was free")
+                waited_seconds = (event.at - claimable_since) / SECOND
+                raise Violation("unclaimed", f"{subject} waited for {waited_seconds:.0f} s, although {id} was free")
 
     def _on_running(self, subject: str, attempt: TrackedAttempt, event: LogEvent, lease_before: Lease | None) -> None:
         """Store when the attempt started."""
@@ -327,17 +327,17 @@ class LeaseChecker:
     # -- leases
 
     def _apply_lease_change(
-        self, subject: str, attempt: TrackedAttempt, event: LogEvent, change: dict[str, Any]
+        self, subject: str, attempt: TrackedAttempt, event: LogEvent, lease_change: dict[str, Any]
     ) -> Lease:
         """Check the change of a lease that an event records, and return the changed lease."""
-        number, lease_before = int(change["number"]), attempt.lease
-        from_state, to_state = change["from"], str(change["to"])
+        lease_number, lease_before = int(lease_change["number"]), attempt.lease
+        from_state, to_state = lease_change["from"], str(lease_change["to"])
         self.edges.add(("lease", from_state, to_state, ""))
         if from_state is None:
-            return self._apply_grant(subject, attempt, event, change)
-        if lease_before is None or lease_before.number != number or lease_before.state != from_state:
+            return self._apply_grant(subject, attempt, event, lease_change)
+        if lease_before is None or lease_before.number != lease_number or lease_before.state != from_state:
             raise Violation(
-                "one-lease", f"{subject} changes lease {number} from {from_state}, but it is {lease_before}"
+                "one-lease", f"{subject} changes lease {lease_number} from {from_state}, but it is {lease_before}"
             )
         if to_state not in LEASE_TRANSITIONS.get(from_state, ()):
             raise Violation("legal", f"{subject}: lease {from_state} → {to_state} is no transition of a lease")
@@ -346,7 +346,7 @@ class LeaseChecker:
                 seconds_early = (lease_before.expires_at - event.at) / SECOND
                 raise Violation("expiry", f"{subject} lets the lease expire {seconds_early:.1f} s early")
             self.check_not_late(subject, event, _lease_deadline(lease_before))
-        expires_at = int(change.get("expires_at", lease_before.expires_at))
+        expires_at = int(lease_change.get("expires_at", lease_before.expires_at))
         if to_state in LIVE_LEASE_STATES:
             if expires_at < lease_before.expires_at:
                 seconds_lost = (lease_before.expires_at - expires_at) / SECOND
@@ -365,18 +365,26 @@ class LeaseChecker:
             deviation_seconds = (expires_at - expected) / SECOND
             raise Violation("term", f"{subject} lets the lease end {deviation_seconds:+.1f} s from when it should")
 
-    def _apply_grant(self, subject: str, attempt: TrackedAttempt, event: LogEvent, change: dict[str, Any]) -> Lease:
+    def _apply_grant(
+        self, subject: str, attempt: TrackedAttempt, event: LogEvent, lease_change: dict[str, Any]
+    ) -> Lease:
         """Check the grant of a lease, occupy a slot of its worker, and return the lease."""
-        number, worker_id, lease_before = int(change["number"]), str(change["worker_id"]), attempt.lease
+        lease_number, worker_id, lease_before = (
+            int(lease_change["number"]),
+            str(lease_change["worker_id"]),
+            attempt.lease,
+        )
         if lease_before is not None and lease_before.state in LIVE_LEASE_STATES:
-            raise Violation("one-lease", f"{subject} grants lease {number} while lease {lease_before.number} is live")
-        if number != attempt.claims + 1 or event.metadata.get("claims") != number:
             raise Violation(
-                "token", f"{subject} grants lease {number} after {attempt.claims} claims: a token is used again"
+                "one-lease", f"{subject} grants lease {lease_number} while lease {lease_before.number} is live"
             )
-        if event.actor != f"worker:{worker_id}" or change["to"] != "GRANTED":
+        if lease_number != attempt.claims + 1 or event.metadata.get("claims") != lease_number:
+            raise Violation(
+                "token", f"{subject} grants lease {lease_number} after {attempt.claims} claims: a token is used again"
+            )
+        if event.actor != f"worker:{worker_id}" or lease_change["to"] != "GRANTED":
             raise Violation("one-lease", f"{subject} grants a lease to {worker_id}, but its actor is {event.actor}")
-        expires_at, accept_by = int(change["expires_at"]), int(change["accept_by"])
+        expires_at, accept_by = int(lease_change["expires_at"]), int(lease_change["accept_by"])
         self._check_term(subject, event.at + self.config.ttl_us, expires_at)
         if self.config.ttl_us and accept_by != event.at + ACCEPT_SECONDS * SECOND:
             raise Violation(
@@ -387,7 +395,7 @@ class LeaseChecker:
         attempt.avoided_workers = job.lost_by_workers if isinstance(job, TrackedJob) else ()
         if group := self._group(attempt):
             self._take_group(subject, attempt, group, event.at)
-        return Lease(number, worker_id, "GRANTED", expires_at, accept_by)
+        return Lease(lease_number, worker_id, "GRANTED", expires_at, accept_by)
 
     def _group(self, attempt: TrackedAttempt) -> Group | None:
         """Return the concurrency group of the attempt's job; None if it has none."""
@@ -460,7 +468,7 @@ class LeaseChecker:
     # -- when a commit is whole
 
     def check_attempt_commit(self, attempt: TrackedAttempt) -> None:
-        """Check the attempt after a commit: its state agrees with its lease and its job."""
+        """Check, after a commit, that the state of an attempt agrees with its lease and its job."""
         subject = f"attempt {attempt.id} (rev {attempt.rev})"
         if attempt.state == "STALE" and attempt.stale_reason in IMMEDIATE_REQUEUE_REASONS:
             raise Violation("requeue", f"{subject} lost its lease ({attempt.stale_reason}), but is not queued again")

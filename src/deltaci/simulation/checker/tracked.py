@@ -19,7 +19,7 @@ class Lease(NamedTuple):
 
 
 class TrackedEntity:
-    """The fields that every entity has."""
+    """The tracked state that runs, jobs, attempts and workers have in common."""
 
     __slots__ = ("at", "id", "rev", "run_id", "state", "tenant")
 
@@ -33,7 +33,7 @@ class TrackedEntity:
 
 
 class TrackedRun(TrackedEntity):
-    """A run and the number of its jobs by state."""
+    """The tracked state of a run, with the number of its jobs by state."""
 
     __slots__ = (
         "active_jobs",
@@ -61,7 +61,7 @@ class TrackedRun(TrackedEntity):
 
 
 class TrackedJob(TrackedEntity):
-    """A job, its position in the job graph, and the index of its last attempt."""
+    """The tracked state of a job: its relations to other jobs, its settings and the index of its last attempt."""
 
     __slots__ = (
         "after",
@@ -113,7 +113,7 @@ class TrackedJob(TrackedEntity):
 
 
 class TrackedAttempt(TrackedEntity):
-    """An attempt and its last lease."""
+    """The tracked state of an attempt and its last lease."""
 
     __slots__ = (
         "avoided_workers",
@@ -157,9 +157,9 @@ class TrackedAttempt(TrackedEntity):
 
 
 class TrackedWorker(TrackedEntity):
-    """A worker. `leased_attempts` are its live leases of jobs.
+    """The tracked state of a worker. `leased_attempts` has the ids of attempts of jobs that it holds live leases of.
 
-    `standalone_attempts` are its live leases of attempts without a job, which occupy no slot.
+    `standalone_attempts` has those of attempts without a job, which occupy no slot.
     """
 
     __slots__ = (
@@ -194,6 +194,6 @@ class TrackedWorker(TrackedEntity):
 
     @property
     def is_free(self) -> bool:
-        """Whether it can take one more attempt."""
+        """Whether the worker can take one more attempt."""
         accepts_work = self.state in ("IDLE", "BUSY") and not self.is_leaving and not self.hold
         return accepts_work and len(self.leased_attempts) + len(self.standalone_attempts) < self.slots

@@ -92,8 +92,8 @@ def _parse_transitions() -> dict[Edge, frozenset[str]]:
     for line in _TRANSITIONS.strip().splitlines():
         entity, sources, target, trigger, actors = line.split()
         for source in sources.split(","):
-            to = source if target == "=" else target
-            transitions[entity, None if source == "-" else source, to, trigger] = frozenset(actors.split(","))
+            to_state = source if target == "=" else target
+            transitions[entity, None if source == "-" else source, to_state, trigger] = frozenset(actors.split(","))
     return transitions
 
 
@@ -153,7 +153,7 @@ class LogEvent(Protocol):
 
 
 class Violation(AssertionError):
-    """The history breaks an invariant."""
+    """Raised when the history breaks an invariant."""
 
     def __init__(self, invariant: str, message: str) -> None:
         super().__init__(f"{invariant}: {message}")

@@ -80,7 +80,7 @@ def check_worker_event(worker: TrackedWorker, event: LogEvent) -> None:
 
 
 def check_worker_commit(worker: TrackedWorker) -> None:
-    """Check the worker after a commit: it is quarantined if it must be, and reports the right number of failures."""
+    """Check, after a commit, that the worker is quarantined if it must be and reports the right number of failures."""
     if worker.must_be_quarantined:
         raise Violation(
             "troubles",

@@ -97,28 +97,28 @@ def _prepare(repository: StreamRepository, slot: WorktreeSlot) -> None:
     (repository.path / "info" / "attributes").unlink(missing_ok=True)
     with suppress(FileExistsError):
         slot.path.mkdir()
-    with open_folder(slot.path) as top:
-        remove_entry(top, ".git")
+    with open_folder(slot.path) as root_fd:
+        remove_entry(root_fd, ".git")
 
 
-def _remove_untracked(tree: Path, tracked: Collection[str], name: str) -> None:
+def _remove_untracked(tree: Path, tracked_paths: Collection[str], name: str) -> None:
     """Remove untracked entries with this name from every folder that has tracked files.
 
     Used for nested repositories, which git ignores, and for attribute files, which would change how git writes files.
     """
     folders = {""}
-    for path in tracked:
+    for path in tracked_paths:
         parent_path = path.rpartition("/")[0]
         while parent_path not in folders:
             folders.add(parent_path)
             parent_path = parent_path.rpartition("/")[0]
-    with open_folder(tree) as top:
+    with open_folder(tree) as root_fd:
         for folder in folders:
             untracked_path = f"{folder}/{name}" if folder else name
-            if untracked_path not in tracked and os.path.lexists(tree / untracked_path):
+            if untracked_path not in tracked_paths and os.path.lexists(tree / untracked_path):
                 with (
                     suppress(NotADirectoryError, FileNotFoundError),
-                    open_parent(top, untracked_path) as (folder_fd, entry_name),
+                    open_parent(root_fd, untracked_path) as (folder_fd, entry_name),
                 ):
                     # Suppressed: a link in the path, which git replaces by a folder.
                     remove_entry(folder_fd, entry_name)
@@ -126,9 +126,9 @@ def _remove_untracked(tree: Path, tracked: Collection[str], name: str) -> None:
 
 def _empty_submodules(tree: Path, paths: Iterable[str]) -> None:
     """Replace the folders of submodules, which git does not inspect, by empty ones."""
-    with open_folder(tree) as top:
+    with open_folder(tree) as root_fd:
         for path in paths:
-            with open_parent(top, path) as (folder_fd, name):
+            with open_parent(root_fd, path) as (folder_fd, name):
                 remove_entry(folder_fd, name)
                 os.mkdir(name, 0o755, dir_fd=folder_fd)
 
@@ -179,5 +179,5 @@ def _write_ref(git_dir: Path, name: str, commit: str) -> None:
 
 
 def _quoted(text: str) -> str:
-    """Return a quoted value for a git configuration file."""
+    """Return a text in quotes, as a value in a git configuration file."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'

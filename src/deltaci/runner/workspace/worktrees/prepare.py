@@ -102,9 +102,9 @@ async def _fetch_tip(job: JobContext, repository: StreamRepository, source: Sour
     """Fetch the bundle with the commits that only the server has, and import it."""
     if start.bundle_bytes > MAX_TREE_BYTES:
         raise StepFailed(f"tree: the server's bundle has {start.bundle_bytes} bytes, at most {MAX_TREE_BYTES}", CODE)
-    handle, path = tempfile.mkstemp(dir=repository.path.parent, prefix=".bundle-")
+    descriptor, path = tempfile.mkstemp(dir=repository.path.parent, prefix=".bundle-")
     try:
-        with os.fdopen(handle, "w+b") as file:
+        with os.fdopen(descriptor, "w+b") as file:
             await job.transfers.download("tree-bundle", file, MAX_TREE_BYTES, PATIENCE_SECONDS)
         try:
             await repository.import_bundle(Path(path), start.tip)

@@ -127,10 +127,10 @@ class WorktreePool:
                 stream, f"own-{folder_name(tree.private_name)}" if tree.private_name else "tree", record
             )
         else:
-            number = 1
-            while (stream / f"test-{number}") in self._reservations:
-                number += 1
-            slot = WorktreeSlot(stream, f"test-{number}", record)
+            test_number = 1
+            while (stream / f"test-{test_number}") in self._reservations:
+                test_number += 1
+            slot = WorktreeSlot(stream, f"test-{test_number}", record)
         self._reservations[slot.path] = self._reservations.get(slot.path, 0) + 1
         return slot
 
@@ -148,7 +148,7 @@ class WorktreePool:
         await asyncio.to_thread(self._create_folders, slot, self.is_sole_user(slot))
 
     def is_sole_user(self, slot: WorktreeSlot) -> bool:
-        """Return whether no other job has reserved a tree of this stream."""
+        """Return whether no other worktree of this stream is reserved."""
         return all(path == slot.path or path.parent != slot.stream for path in self._reservations)
 
     def repository_lock(self, slot: WorktreeSlot) -> asyncio.Lock:
@@ -249,7 +249,7 @@ class WorktreePool:
                     await self._wake.wait()
 
     def _list_streams(self) -> list[tuple[Path, StreamRecord | None]]:
-        """Return the folder of every stream with its record. Other entries are ignored."""
+        """Return the folder of every stream and its record, which is None if it is missing or invalid."""
         try:
             entries = sorted(os.scandir(self.folder), key=lambda entry: entry.name)
         except OSError:
@@ -286,7 +286,7 @@ class WorktreePool:
 
 
 def _create_folder(path: Path) -> None:
-    """Create a folder unless it exists. Fails if another kind of entry has its name."""
+    """Create a folder unless it exists. Raise `NotADirectoryError` if another kind of entry has its name."""
     with suppress(FileExistsError):
         path.mkdir(parents=True, mode=0o755)
     if not stat.S_ISDIR(path.lstat().st_mode):
