@@ -152,7 +152,7 @@ def _plan_pipeline(
     if not is_on:
         return PlannedPipeline(**common, reason=reason)
     matrix = {name: (value,) for name, value in request.matrix.items()}
-    compiled = plan_file(file, change, diff, source, only=request.jobs, matrix=matrix)
+    compiled = plan_file(file, change, diff, source, requested_jobs=request.jobs, matrix=matrix)
     notes = tuple(problem for problem in compiled.problems if problem.is_warning)
     return PlannedPipeline(
         **common, is_triggered=True, reason=reason, plan=compiled.plan, problems=errors(compiled.problems), notes=notes

@@ -1,8 +1,8 @@
 """Plan the pipelines of a repository: its Delta CI files, else its GitHub workflows, else a detected pipeline.
 
-The server and the command line read files in different ways, so nothing here does: `pipeline_files` selects the
-pipelines by path, `paths_to_read` says which contents they need, `parse_pipelines` parses them, and `plan_file`
-compiles one of them for a change.
+Callers read the files: the server from a mirror, the command line from a working tree. `pipeline_files` selects the
+pipeline files by path, `paths_to_read` returns the files whose contents are needed, `parse_pipelines` parses these, and
+`plan_file` compiles one pipeline for a change.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ def pipeline_files(paths: Collection[str]) -> tuple[str, ...]:
 
 
 def paths_to_read(paths: Collection[str], files: Collection[str]) -> tuple[str, ...]:
-    """Return the files whose contents `parse_pipelines` needs, of a repository with these paths."""
+    """Return the paths of the files whose contents `parse_pipelines` needs.
+
+    `paths` are all files of the repository, `files` its pipeline files.
+    """
     if not files:
         return files_to_read(paths)
     actions: list[str] = []
@@ -85,8 +88,8 @@ def parse_pipelines(
 ) -> list[PipelineFile]:
     """Parse pipeline files or, if there are none, detect a pipeline.
 
-    `contents` are those of `paths_to_read`, without files of more than `MAX_FILE_BYTES`. Raises `Refused` if no job
-    can be detected with certainty.
+    `paths` are all files of the repository, `files` its pipeline files. `contents` has the files of `paths_to_read`,
+    except files of more than `MAX_FILE_BYTES`. Raise `Refused` if no job can be detected with certainty.
     """
     texts = {path: content.decode("utf-8", "replace") for path, content in contents.items()}
     if not files:
@@ -107,12 +110,15 @@ def _parse(path: str, content: bytes | None, texts: Mapping[str, str]) -> Pipeli
 
 
 def _kind(path: str) -> Kind:
-    """Return how to parse a file. A file that is named by a user may be at any path."""
+    """Return the kind of a pipeline file by its path: "own" for any unusual path, because a user may name any file."""
     return next((kind for kind, pattern in _KINDS if pattern.fullmatch(path)), "own")
 
 
 def is_triggered(file: PipelineFile, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:
-    """Return whether the file runs for this change, and why. An invalid file runs, so that its problems are shown."""
+    """Return whether a change starts the pipeline of a file, and the reason.
+
+    Return True for an invalid file, so that a run displays its problems.
+    """
     if file.result.pipeline is None:
         return True, f"it has {len(errors(file.result.problems))} problems, so its triggers are unknown"
     return check_triggers(file.result.pipeline, change, changed)
@@ -126,10 +132,14 @@ def plan_file(
     *,
     run_id: str = "",
     fork_role: str = "",
-    only: Sequence[str] = (),
+    requested_jobs: Sequence[str] = (),
     matrix: Mapping[str, Collection[str]] | None = None,
 ) -> CompileResult:
-    """Compile a file for a change. The author of a change from a fork cannot approve it; `fork_role` can."""
+    """Compile the plan of a pipeline file for a change.
+
+    The plan for a change from a fork begins with an approval. Members of `fork_role` can approve, but never the person
+    who started the run. `requested_jobs` and `matrix` restrict the plan as in `compile_pipeline`.
+    """
     compiled = compile_pipeline(
         file.result,
         change,
@@ -138,7 +148,7 @@ def plan_file(
         source=source,
         run_id=run_id,
         grants_mentioned_secrets=file.kind == "github",  # As on GitHub, where no job declares them.
-        only=only,
+        requested_jobs=requested_jobs,
         matrix=matrix,
     )
     if compiled.plan is None or not change.is_fork:
@@ -147,6 +157,7 @@ def plan_file(
 
 
 def _with_fork_gates(plan: Plan, role: str) -> Plan:
+    """Return a plan whose approval of an untrusted change requires the role, and another person than the starter."""
     gate = Gate(role=role, not_by_starter=True)
     jobs = tuple(
         replace(job, spec=replace(job.spec, gate=gate)) if job.code == UNTRUSTED and job.spec.kind == APPROVAL else job

@@ -290,16 +290,19 @@ def test_requested_jobs_include_their_needs() -> None:
         "  d: {if: false, steps: [x]}\n"
     )
 
-    made = plan(text, changed={"q"}, only=["b"])
+    made = plan(text, changed={"q"}, requested_jobs=["b"])
 
     assert [(job_record.spec.name, job_record.code) for job_record in made.jobs] == [
         ("a", "needed"), ("b (1)", "asked_for"), ("b (2)", "asked_for"),
     ]  # fmt: skip
     assert {each.name: each.code for each in made.excluded} == {"c": "not_asked_for", "d": "not_asked_for"}
-    assert [job_record.spec.name for job_record in plan(text, changed=None, only=["b (2)"]).jobs] == ["a", "b (2)"]
-    assert left_out(text, only=["d"])["d"][0] == "condition"
-    assert "there is no job 'e'" in problems(text, only=["e"])[0]
-    assert "did you mean 'build'?" in problems("jobs: {build: {steps: [x]}}", only=["biuld"])[0]
+    assert [job_record.spec.name for job_record in plan(text, changed=None, requested_jobs=["b (2)"]).jobs] == [
+        "a",
+        "b (2)",
+    ]
+    assert left_out(text, requested_jobs=["d"])["d"][0] == "condition"
+    assert "there is no job 'e'" in problems(text, requested_jobs=["e"])[0]
+    assert "did you mean 'build'?" in problems("jobs: {build: {steps: [x]}}", requested_jobs=["biuld"])[0]
 
 
 def test_requested_axis_values_select_combinations() -> None:

@@ -77,7 +77,7 @@ def compile_pipeline(
     run_number: int = 0,
     is_untrusted: bool = False,
     grants_mentioned_secrets: bool = False,
-    only: Collection[str] = (),
+    requested_jobs: Collection[str] = (),
     matrix: Mapping[str, Collection[str]] | None = None,
 ) -> CompileResult:
     """Compile the plan of a pipeline for a change.
@@ -85,7 +85,7 @@ def compile_pipeline(
     `changed` are the changed paths, None if they are unknown (`unknown_because` is the reason). `variables` are the
     context `vars`. For an untrusted change (`is_untrusted`, or from a fork), jobs get no secrets and no trusted caches,
     and wait for an approval. `grants_mentioned_secrets` gives a job the secrets that its expressions reference, as on
-    GitHub. `only`, if not empty, names the requested jobs: only these and their needs are planned. `matrix` has the
+    GitHub. If `requested_jobs` is not empty, only these jobs and their needs are planned. `matrix` has the
     requested values by axis.
     """
     if isinstance(parsed, model.Pipeline):
@@ -109,7 +109,7 @@ def compile_pipeline(
         run_id=run_id,
         run_number=run_number,
     )
-    return compiler.compile(context_values, changed, unknown_because, only, matrix or {})
+    return compiler.compile(context_values, changed, unknown_because, requested_jobs, matrix or {})
 
 
 def _server_url(source: wire.Source | None) -> str:
@@ -142,7 +142,7 @@ class _Compiler:
         context_values: dict[str, Any],
         changed: Collection[str] | None,
         unknown_because: str,
-        only: Collection[str],
+        requested_jobs: Collection[str],
         matrix: Mapping[str, Collection[str]],
     ) -> CompileResult:
         """Check the inputs, select the jobs, expand their matrices, and build the plan."""
@@ -156,8 +156,8 @@ class _Compiler:
         except Refused as refused:
             self._interpolator.report(("jobs",), str(refused))
             return self._failure()
-        selected_jobs = job_filter.select(changed, unknown_because, self._parsed.file, only)
-        expander = MatrixExpander(self._pipeline, context_values, self._interpolator, only, matrix)
+        selected_jobs = job_filter.select(changed, unknown_because, self._parsed.file, requested_jobs)
+        expander = MatrixExpander(self._pipeline, context_values, self._interpolator, requested_jobs, matrix)
         excluded = dict(job_filter.excluded)
         planned_jobs: list[PlannedJob] = []
         for selected in selected_jobs:

@@ -32,7 +32,8 @@ class MatrixJob(Struct, frozen=True, kw_only=True):
 class MatrixExpander:
     """Expands the jobs of a file into their matrix combinations.
 
-    If they are not empty, `only` (ids and names of jobs) and `requested` (values by axis) restrict the combinations.
+    If they are not empty, `requested_jobs` (ids and names of jobs) and `requested_values` (values by axis) restrict the
+    combinations.
     """
 
     def __init__(
@@ -40,14 +41,14 @@ class MatrixExpander:
         pipeline: model.Pipeline,
         context_values: Mapping[str, Any],
         interpolator: Interpolator,
-        only: Collection[str] = (),
-        requested: Mapping[str, Collection[str]] | None = None,
+        requested_jobs: Collection[str] = (),
+        requested_values: Mapping[str, Collection[str]] | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._context_values = context_values
         self._interpolator = interpolator
-        self._only = only
-        self._requested = requested or {}
+        self._requested_jobs = requested_jobs
+        self._requested_values = requested_values or {}
         self._existing_values: dict[str, set[str]] = {}  # requested axis -> the values that occur in a matrix
 
     def expand(self, job_id: str) -> list[MatrixJob]:
@@ -80,7 +81,7 @@ class MatrixExpander:
 
     def check_requested_values(self) -> None:
         """Report each requested axis value that occurs in no matrix. To be called after all jobs are expanded."""
-        for axis, requested_values in self._requested.items():
+        for axis, requested_values in self._requested_values.items():
             existing_values = self._existing_values.get(axis, set())
             for text in sorted(set(requested_values) - existing_values):
                 expected = (
@@ -96,13 +97,13 @@ class MatrixExpander:
         """Return whether the job of one combination is requested, by its name and by the values of its axes."""
         requested_names = {
             requested_name
-            for requested_name in self._only
+            for requested_name in self._requested_jobs
             if requested_name.partition(" (")[0] == job_id and requested_name != job_id
         }
-        if requested_names and job_id not in self._only and job_name not in requested_names:
+        if requested_names and job_id not in self._requested_jobs and job_name not in requested_names:
             return False
         is_requested = True
-        for axis, requested_values in self._requested.items():
+        for axis, requested_values in self._requested_values.items():
             if axis in values:
                 self._existing_values.setdefault(axis, set()).add(to_text(values[axis]))
                 is_requested = is_requested and to_text(values[axis]) in requested_values

@@ -65,13 +65,13 @@ class JobFilter:
         self._condition_results: dict[str, ConditionResult] = {}
 
     def select(
-        self, changed: Collection[str] | None, unknown_because: str, file: str, only: Collection[str]
+        self, changed: Collection[str] | None, unknown_because: str, file: str, requested_jobs: Collection[str]
     ) -> list[SelectedJob]:
         """Return the selected jobs, needs first, and add all other jobs to `excluded`.
 
-        `changed` are the changed paths, None if unknown, and `only` the requested jobs, if not empty.
+        `changed` are the changed paths, None if unknown. If `requested_jobs` is not empty, the paths do not matter.
         """
-        if only and not self._exclude_unrequested(only):
+        if requested_jobs and not self._exclude_unrequested(requested_jobs):
             return []
         # Conditions are decided before the changed paths, so that a job with a false condition does not keep its needs.
         for name in self.order:
@@ -79,8 +79,8 @@ class JobFilter:
                 self._check_condition(name, is_final=False)
         candidates = [name for name in self.order if name not in self.excluded]
         choices = (
-            self._choose_requested(candidates, only)
-            if only
+            self._choose_requested(candidates, requested_jobs)
+            if requested_jobs
             else self._choose_by_paths(candidates, changed, unknown_because, file)
         )
         for name in candidates:
@@ -199,36 +199,36 @@ class JobFilter:
 
     # -- requested jobs
 
-    def _exclude_unrequested(self, only: Collection[str]) -> bool:
+    def _exclude_unrequested(self, requested_jobs: Collection[str]) -> bool:
         """Exclude all jobs that are neither requested nor needed by a requested job.
 
         Report unknown names. Return whether all names are known.
         """
-        requested = {_job_id(name, self._jobs) for name in only}
-        for name in sorted(requested - set(self._jobs)):
+        requested_ids = {_job_id(name, self._jobs) for name in requested_jobs}
+        for name in sorted(requested_ids - set(self._jobs)):
             suggestion = nearest(name, self._jobs)
             expected = f"expected one of: {', '.join([*self._jobs][:12])}"
             self._interpolator.report(
                 ("jobs",), f"there is no job {quote(name)}", "" if suggestion else expected, suggestion
             )
-        if not requested <= set(self._jobs):
+        if not requested_ids <= set(self._jobs):
             return False
-        included_jobs = requested.union(*(transitive_needs(name, self._needs) for name in requested))
+        included_jobs = requested_ids.union(*(transitive_needs(name, self._needs) for name in requested_ids))
         for name in self.order:
             if name not in included_jobs:
-                self._exclude(name, NOT_REQUESTED, f"only {', '.join(sorted(requested))} was requested")
+                self._exclude(name, NOT_REQUESTED, f"only {', '.join(sorted(requested_ids))} was requested")
         return True
 
-    def _choose_requested(self, candidates: Iterable[str], only: Collection[str]) -> dict[str, Choice]:
+    def _choose_requested(self, candidates: Iterable[str], requested_jobs: Collection[str]) -> dict[str, Choice]:
         """Return by job id the choice to keep it, because it is requested or needed by a requested job."""
-        requested = {_job_id(name, self._jobs) for name in only}
+        requested_ids = {_job_id(name, self._jobs) for name in requested_jobs}
         choices = {}
         for name in candidates:
             needs = tuple(sorted(need for need in self._needs[name] if need not in self.excluded))
-            if name in requested:
+            if name in requested_ids:
                 choice_fields: dict[str, Any] = {"code": REQUESTED, "reason": "it was requested"}
             else:
-                dependent = min(job for job in requested if name in transitive_needs(job, self._needs))
+                dependent = min(job for job in requested_ids if name in transitive_needs(job, self._needs))
                 choice_fields = {
                     "code": "needed",
                     "reason": f"needed by {dependent}, which was requested",
