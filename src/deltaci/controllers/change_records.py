@@ -88,7 +88,7 @@ class RefHistory(msgspec.Struct, frozen=True):
     events: tuple[RefEvent, ...] = ()
 
     def after(self, id: str) -> tuple[RefEvent, ...]:
-        """What happened later than this one."""
+        """Return the events after the one with this id."""
         ids = [each.id for each in self.events]
         return self.events[ids.index(id) + 1 :] if id in ids else ()
 
@@ -99,7 +99,7 @@ _decode_past = msgspec.json.Decoder(RefHistory).decode
 
 
 def digest(*parts: str, size: int = ID_BYTES) -> str:
-    """One name for all of these texts."""
+    """Return a hash of a sequence of texts as hexadecimal digits."""
     hashed = blake2b(digest_size=size)
     for part in parts:
         raw = part.encode("utf-8", "surrogatepass")
@@ -108,19 +108,19 @@ def digest(*parts: str, size: int = ID_BYTES) -> str:
 
 
 def place_of(change: Change) -> str:
-    """The branch, tag or pull request that the change is about; empty: nothing follows upon it there."""
+    """Return the branch, tag or pull request of a change, or an empty string for a change without a history."""
     if change.event == "pull_request":
         return f"pull {change.number}"
     return change.ref if change.event == "push" else ""
 
 
 def is_end(change: Change) -> bool:
-    """Whether the pull request was closed."""
+    """Return whether the change closed a pull request."""
     return change.event == "pull_request" and change.action == "closed"
 
 
 def content_of(change: Change) -> str:
-    """The event itself, whoever told it and however much of it."""
+    """Return a digest of the event that is the same whichever source reported it."""
     if change.event == "push":
         return digest("push", change.ref, change.before.strip("0"), change.commit)
     return digest("pull", _encode_text(replace(change, message="", title="", actor="")))
@@ -138,15 +138,15 @@ class ChangeRecords:
         self._listeners: list[Callable[[str], None]] = []
 
     def tell(self, listener: Callable[[str], None]) -> None:
-        """Tell this one when a change was accepted here: its name among what waits."""
+        """Call `listener` with the name of each change that is accepted here from now on."""
         self._listeners.append(listener)
 
     async def accept(
         self, tenant: str, project: str, change: Change, delivery: str, *, file: str = ""
     ) -> AcceptedChange:
-        """Keep it to be handled. Safe to repeat: the same delivery, or the same event, is answered with the first.
+        """Store a change to be handled, for one pipeline file or for all.
 
-        With `file` it concerns only this pipeline file.
+        Return the stored change if it was accepted before, by the same delivery or as the same event of another source.
         """
         _check(change, delivery)
         id = f"c{digest(tenant, project, delivery)}"
@@ -184,18 +184,18 @@ class ChangeRecords:
         raise Unavailable(f"too many changes to {project!r} at once; retry")
 
     async def keep_handled(self, kept: ChangeRecord) -> ChangeRecord:
-        """Keep one that needs no handling, such as a start by hand; one that is there already is what is answered."""
+        """Store a change that needs no handling, such as a manual start. Return the stored one if it exists already."""
         with suppress(Conflict):
             if await self._store.find_document(CHANGE, kept.id, kept.tenant) is None:
                 await self._store.put_documents([_document(kept), _line(kept)])
         return await self.find(kept.tenant, kept.id) or kept
 
     async def find(self, tenant: str, id: str) -> ChangeRecord | None:
-        """The tenant's change of this id."""
+        """Return the tenant's change with this id, or None."""
         return _read(await self._store.find_document(CHANGE, id, tenant))
 
     async def all_waiting(self) -> AsyncIterator[str]:
-        """The names of what is not handled, the oldest first."""
+        """Yield the names of all waiting changes, the oldest first."""
         after = ""
         while True:
             documents = await self._store.list_documents(WAITING_LINE, ALL_TENANTS, after=after, limit=PAGE)
@@ -206,12 +206,12 @@ class ChangeRecords:
             after = documents[-1].name
 
     async def named(self, waiting: str) -> ChangeRecord | None:
-        """The change that a name of what waits stands for."""
+        """Return the change with this name in the list of waiting changes, or None."""
         _, tenant, id = waiting.split(BETWEEN)
         return await self.find(tenant, id)
 
     async def past(self, kept: ChangeRecord) -> RefHistory:
-        """What happened to the branch or pull request of a change."""
+        """Return the history of the branch, tag or pull request of a change."""
         place = place_of(kept.change)
         if not place:
             return RefHistory()
@@ -222,19 +222,22 @@ class ChangeRecords:
         return (document.version, _decode_past(document.body)) if document is not None else (0, RefHistory())
 
     async def put(self, kept: ChangeRecord) -> ChangeRecord:
-        """Keep what is known of it now; `Conflict` when somebody else knew more."""
+        """Store the change in place of the version that was read, and return it with its new version.
+
+        Raises `Conflict` if it was changed since.
+        """
         kept = replace(kept, updated_at=await self._store.now())
         await self._store.put_documents([_document(kept)])
         return replace(kept, version=kept.version + 1)
 
     async def done(self, waiting: str) -> None:
-        """Nothing waits under this name any more."""
+        """Remove a name from the list of waiting changes."""
         document = await self._store.find_document(WAITING_LINE, waiting, ALL_TENANTS)
         if document is not None:
             await self._store.delete_document(WAITING_LINE, ALL_TENANTS, waiting, document.version)
 
     async def page(self, tenant: str, after: str, limit: int) -> list[tuple[str, ChangeRecord]]:
-        """The tenant's changes, the newest first, each with its place in the list."""
+        """Return up to `limit` changes of the tenant, the newest first, each with its position in the list."""
         prefix = of(tenant, "")
         lines = await self._store.list_documents(
             LINE, ALL_TENANTS, after=f"{prefix}{after}" if after else "", limit=limit, prefix=prefix
@@ -250,7 +253,7 @@ class ChangeRecords:
     # -- what is old
 
     async def prune(self, limit: int = PAGE) -> int:
-        """Drop what was handled long ago, at most so much. How much that was."""
+        """Delete up to `limit` old handled changes of each tenant. Return how many were deleted."""
         before = await self._store.now() - KEEP_SECONDS * SECOND
         dropped = 0
         async for tenant in self._tenants():
@@ -264,7 +267,7 @@ class ChangeRecords:
         return dropped
 
     async def forget_past(self) -> None:
-        """Drop what is known of branches and pull requests to which nothing happened for long."""
+        """Delete the histories of branches, tags and pull requests without recent events."""
         before, after = await self._store.now() - KEEP_SECONDS * SECOND, ""
         while documents := await self._store.list_documents(PAST, ALL_TENANTS, after=after, limit=PAGE):
             after = documents[-1].name
@@ -296,10 +299,10 @@ def _check(change: Change, delivery: str) -> None:
 
 
 def _same(past: RefHistory, change: Change, now: int) -> str | None:
-    """The change that told the same event before.
+    """Return the id of the earlier change for the same event, or None.
 
-    A push that was undone may be made again: it is another one if the branch went back in between. Of a pull request
-    the same may happen again, too, but not within minutes.
+    The same push is another event if the branch moved back in between. The same event of a pull request is another one
+    after some minutes.
     """
     content = content_of(change)
     for place, each in reversed(list(enumerate(past.events))):
@@ -312,7 +315,7 @@ def _same(past: RefHistory, change: Change, now: int) -> str | None:
 
 
 def _went_back(later: Sequence[RefEvent], change: Change) -> bool:
-    """Whether pushes lead from where the branch was then to where it was before; they may be told out of order."""
+    """Return whether later pushes lead from the change's commit back to the commit before it, in any order."""
     reached, front = {change.commit}, [change.commit]
     while front:
         here = front.pop()

@@ -91,7 +91,7 @@ class ChangeHandler:
         changes.tell(self.work_queue.add)
 
     def tell(self, listener: Listener) -> None:
-        """Tell this one, too, what was handled."""
+        """Call `listener` with each change after it was handled."""
         self._listeners.append(listener)
 
     async def _look(self) -> None:
@@ -104,7 +104,7 @@ class ChangeHandler:
             await self._changes.forget_past()
 
     async def resync(self) -> None:
-        """Take up everything that waits."""
+        """Add all waiting changes to the work queue."""
         async for name in self._changes.all_waiting():
             self.work_queue.add(name)
 
@@ -119,7 +119,10 @@ class ChangeHandler:
         await self._changes.done(name)
 
     async def _next(self, kept: ChangeRecord) -> ChangeRecord:
-        """The change after one more try, if it is our turn."""
+        """Claim the change and handle it once, unless another server has claimed it or it must wait.
+
+        Return its new record.
+        """
         now = await self._store.now()
         is_claimed = kept.not_before > now
         # What this machine claimed before it was started anew nobody works on.
@@ -135,7 +138,7 @@ class ChangeHandler:
             return kept  # Another server was faster.
 
     async def _settle(self, kept: ChangeRecord) -> None:
-        """Once it is written down which runs a change made: end those that are superseded."""
+        """Cancel the runs that a handled change supersedes, and notify the listeners."""
         project = await self._projects.find(kept.tenant, kept.project)
         if project is None:
             return
@@ -147,7 +150,7 @@ class ChangeHandler:
             await listener(project, kept)
 
     async def _tried(self, kept: ChangeRecord) -> ChangeRecord:
-        """The change as it is after one try."""
+        """Try to handle the change. Return its record with the outcome, or with the time of the next try."""
         try:
             if kept.tries > MAX_TRIES:
                 raise GitFailed("every server that processed it stopped before finishing")
@@ -223,14 +226,14 @@ class ChangeHandler:
 
 
 def run_id(change_id: str, file: str) -> str:
-    """The id of the run that a change makes of a file: the same, however often it is handled."""
+    """Return the id of the run of a change for a file, which is the same each time the change is handled."""
     return f"r{digest(change_id, file, size=RUN_ID_BYTES)}"
 
 
 def run_of(
     id: str, kept: ChangeRecord, project: Project, file: str, *, fingerprint: str = "", labels: Sequence[str] = ()
 ) -> Run:
-    """A run for a change, as it is born: without a plan."""
+    """Return a new run without a plan for a change and a pipeline file."""
     change = kept.change
     origin = Origin(
         project=project.name,
@@ -264,7 +267,7 @@ def _shown(value: object) -> str:
 
 
 async def default_branch(project: Project, mirror: Mirror) -> str:
-    """The main branch: what the project says, else what the repository does."""
+    """Return the project's default branch, or else that of its repository."""
     if project.default_branch:
         return project.default_branch
     return (await mirror.ls_remote()).head.removeprefix(HEADS)

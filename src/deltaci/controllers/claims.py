@@ -36,7 +36,7 @@ class Claims:
         self._seconds = seconds
 
     async def take(self, name: str) -> bool:
-        """Whether no other server works on it now; from now on, we do."""
+        """Claim a key for this server, or renew the claim. Return False if another server has it."""
         now = await self._store.now()
         known = await self._store.find_document(self._kind, name, ALL_TENANTS)
         if known is not None:
@@ -52,7 +52,7 @@ class Claims:
         return True
 
     async def let_go(self, name: str) -> None:
-        """We do not work on it any more."""
+        """Delete the claim of a key if this server has it."""
         with suppress(Unavailable, Conflict):
             known = await self._store.find_document(self._kind, name, ALL_TENANTS)
             if known is not None and _decode(known.body).owner == self._owner:

@@ -14,7 +14,7 @@ HEADS: Final = "refs/heads/"
 
 
 async def compared(mirror: Mirror, change: Change, default_branch: str) -> ChangedPaths:
-    """The diff that decides what a run leaves out."""
+    """Return the paths that a change modified, by which a plan leaves out jobs."""
     try:
         if change.event == "pull_request":
             return await _pull_request(mirror, change)
@@ -51,7 +51,7 @@ async def _push(mirror: Mirror, change: Change, default_branch: str) -> ChangedP
 
 
 async def _stands_on(mirror: Mirror, before: str, change: Change) -> bool:
-    """Whether the branch only went on; one that was written anew may have left the old commit nowhere."""
+    """Return whether the new commit descends from the one before; after a force push it may not."""
     try:
         await mirror.ensure_commit(before, change.ref)
         return await mirror.is_ancestor(before, change.commit)

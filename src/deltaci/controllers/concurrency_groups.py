@@ -48,7 +48,7 @@ class ConcurrencyGroups:
         self._engine = engine
 
     async def enter(self, record: Run, plan: Plan) -> bool:
-        """Whether the run may go on now. If not it waits, and should ask again when another run is over."""
+        """Return whether the run may start. If not, it waits in the group, and the caller must try again later."""
         name = of(record.tenant, digest(record.origin.project, plan.group))
         for _ in range(TRIES):
             version, group = await self._read(name)
@@ -78,7 +78,7 @@ class ConcurrencyGroups:
         raise Unavailable(f"too many runs enter the group {plan.group!r} at once")
 
     async def _is_last(self, record: Run, others: Iterable[Run]) -> bool:
-        """Cancel all that are older; if one is newer, this one is what is cancelled."""
+        """Cancel the older runs, or this run if one of the others is newer. Return whether this run is the newest."""
         mine = (record.created_at, record.id)
         for each in others:
             if (each.created_at, each.id) > mine:
@@ -101,7 +101,7 @@ class ConcurrencyGroups:
         return {each.id: each for each in found if isinstance(each, Run) and not run.is_over(each)}
 
     async def prune(self) -> None:
-        """Forget the groups that nobody is in."""
+        """Delete the groups without live runs."""
         after = ""
         while True:
             documents = await self._store.list_documents(KIND, ALL_TENANTS, after=after, limit=PAGE)

@@ -60,12 +60,12 @@ class FlakyTestTracker:
     # -- what is known
 
     async def of_job(self, tenant: str, project: str, job: str) -> History:
-        """What is known of a job."""
+        """Return the history of a job, empty if nothing is stored."""
         found = await self._store.find_document(KIND, _name(project, job), tenant)
         return _read(found) or History(project=project, job=job)
 
     async def of_attempt(self, tenant: str, attempt_id: str) -> frozenset[str]:
-        """The tests of the attempt's job that are known to be flaky."""
+        """Return the names of the tests of the attempt's job that are known to be flaky."""
         record = await self._store.find(attempt_id)
         if not isinstance(record, Attempt) or record.tenant != tenant or not flaky.job_name(record):
             return frozenset()
@@ -76,7 +76,7 @@ class FlakyTestTracker:
         return frozenset(flaky.flaky_tests(history, await self._store.now()))
 
     async def page(self, tenant: str, project: str | None, after: str, limit: int) -> tuple[list[History], str]:
-        """Jobs of the tenant, or of one project, behind this name; and the name behind which it goes on."""
+        """Return histories of the tenant or of one project, and the name after which the next page begins, or ""."""
         prefix = f"{safe_name(project)} " if project is not None else ""
         found = await self._store.list_documents(KIND, tenant, after=after, limit=limit, prefix=prefix)
         known = [history for each in found if (history := _read(each)) is not None]
@@ -85,7 +85,7 @@ class FlakyTestTracker:
     # -- what is learned
 
     def on_events(self, events: Sequence[Event]) -> None:
-        """What happened, from the follower of the log."""
+        """Remember the ended attempts among these events. The follower of the event log calls this."""
         for event in events:
             if is_telling(event):
                 if len(self._hints) >= MAX_HINTS:
@@ -98,11 +98,11 @@ class FlakyTestTracker:
             self._is_told.set()
 
     def start(self) -> None:
-        """Begin where somebody left off."""
+        """Start learning, from the last processed event on."""
         self._task = asyncio.create_task(self._run(), name="flaky")
 
     async def stop(self) -> None:
-        """Learn no more."""
+        """Stop learning."""
         if self._task is not None:
             await cancel_and_wait(self._task)
 
@@ -131,7 +131,7 @@ class FlakyTestTracker:
         await self._reach(heard)
 
     async def catch_up(self) -> None:
-        """Read the log from where it was learned up to."""
+        """Learn from the events after the last processed one."""
         self._is_behind = False
         self._hints = {}
         found = await self._store.find_document(CURSOR, CURSOR, ALL_TENANTS)
@@ -142,7 +142,7 @@ class FlakyTestTracker:
             await self._reach(after)
 
     async def _reach(self, seq: int) -> None:
-        """Write down how far it was learned. Who was slower than another server writes less, and learns it again."""
+        """Store the seq of the last processed event, unless a greater one is stored."""
         found = await self._store.find_document(CURSOR, CURSOR, ALL_TENANTS)
         if found is not None and _decode_seq(found.body) >= seq:
             return
@@ -154,7 +154,7 @@ class FlakyTestTracker:
             LOGGER.debug("another server has processed later events")
 
     async def learn(self, ids: Sequence[str]) -> None:
-        """What these attempts tell: of many jobs at once in one write, unless another server is at it, too."""
+        """Add the observations of these attempts to the histories of their jobs."""
         for begin in range(0, len(ids), BATCH):
             told = await self._told(ids[begin : begin + BATCH])
             try:
@@ -181,7 +181,7 @@ class FlakyTestTracker:
         return told
 
     async def _changed(self, place: _Place, told: Iterable[tuple[str, Observation]]) -> Document | None:
-        """The document of this job with what was told; nothing if it said so already."""
+        """Return the document of a job with these observations added, or None if it has them already."""
         tenant, project, job = place
         found = await self._store.find_document(KIND, _name(project, job), tenant)
         before = after = _read(found) or History(project=project, job=job)
@@ -207,7 +207,7 @@ class FlakyTestTracker:
             await self._store.put_documents(documents)
 
     async def _tidy(self, tenant: str) -> None:
-        """Drop what nobody wrote for so long that all of it is forgotten, and what is too much."""
+        """Delete expired histories of a tenant, and the oldest ones beyond MAX_JOBS, at most once an hour."""
         clock = asyncio.get_running_loop().time()
         if self._tidied.get(tenant, -TIDY_SECONDS) > clock - TIDY_SECONDS:
             return
@@ -229,7 +229,7 @@ class FlakyTestTracker:
 
 
 def is_telling(event: Event) -> bool:
-    """Whether it is the end of an attempt of a run."""
+    """Return whether the event is the end of an attempt of a run."""
     return event.entity == ATTEMPT and bool(event.run_id) and event.to in attempt.TERMINAL
 
 

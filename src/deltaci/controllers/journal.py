@@ -46,11 +46,11 @@ class EventMark(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, event: Event) -> EventMark:
-        """Of this event."""
+        """Return the mark of an event."""
         return cls(event.seq, event.entity_id, event.at)
 
     def fits(self, event: Event) -> bool:
-        """Whether it is this one, as far as is known: a line alone does not say when to the microsecond."""
+        """Return whether this mark can be of the event. A mark from a line of the file lacks the exact time."""
         return event.seq == self.seq and self.entity_id in ("", event.entity_id) and self.at in (0, event.at)
 
 
@@ -105,16 +105,19 @@ class TransitionJournal:
 
     @property
     def seen(self) -> int:
-        """The seq of the last event that was heard."""
+        """Return the seq of the last event that was appended."""
         return self._mark.seq
 
     @property
     def remembered(self) -> int:
-        """How much a snapshot has to say."""
+        """Return the number of records in a snapshot."""
         return len(self._exporter.state.live)
 
     def open(self) -> JournalPosition:
-        """Take the file up where it was left. Raises `FileLockedError`."""
+        """Lock and open the file, and remove an incomplete last line. Return where to continue.
+
+        Raises `FileLockedError` if another process has locked it.
+        """
         self.close()
         self._take()
         check_free_space(self.path.parent, BLOCK_BYTES, is_small=True)
@@ -145,7 +148,7 @@ class TransitionJournal:
             raise FileLockedError(f"another server writes {self.path}") from None
 
     def _snapshot(self, end: int) -> JournalSnapshot:
-        """What was written down, if the file has all that it counts on."""
+        """Return the stored snapshot, or an empty one if it is invalid or the file is shorter than it says."""
         try:
             found = msgspec.json.decode(self._snapshot_path.read_bytes(), type=JournalSnapshot)
         except (FileNotFoundError, msgspec.DecodeError):
@@ -160,7 +163,10 @@ class TransitionJournal:
         return found
 
     def begin_anew(self, after: int) -> Path | None:
-        """Put the file aside, under a name with its last seq, and begin one behind this event. Where the old one is."""
+        """Rename the file, and begin an empty one after this event.
+
+        Return the new path of the old file, if it had lines.
+        """
         kept: Path | None = None
         assert self._file is not None
         self._snapshot_path.unlink(missing_ok=True)
@@ -203,7 +209,7 @@ class TransitionJournal:
             self._size += len(data)
 
     def save(self) -> None:
-        """Write down what is known now."""
+        """Write a snapshot of the present state."""
         assert self._file is not None
         os.fsync(self._file.fileno())
         text = _encode(JournalSnapshot(VERSION, self._mark, self._written, self._size, self._exporter.state))
@@ -216,7 +222,7 @@ class TransitionJournal:
         self.unsaved = 0
 
     def close(self) -> None:
-        """Let go of it. What could not be written yet is written by whoever opens it next."""
+        """Close and unlock the file."""
         for each in (self._file, self._lock):
             if each is not None:
                 with suppress(OSError):
@@ -225,7 +231,7 @@ class TransitionJournal:
 
 
 def _last_line(file: BinaryIO, size: int) -> tuple[bytes, int]:
-    """The last line that is whole, and where it ends."""
+    """Return the last complete line of the file, and where it ends."""
     at, tail = size, b""
     while at and tail.count(b"\n") < 2:
         step = min(BLOCK_BYTES, at)
@@ -239,7 +245,7 @@ def _last_line(file: BinaryIO, size: int) -> tuple[bytes, int]:
 
 
 def _free(path: Path) -> Path:
-    """This name, or one like it that nobody has."""
+    """Return this path, or one with a number if it exists."""
     number, found = 1, path
     while found.exists():
         number += 1

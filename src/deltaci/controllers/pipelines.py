@@ -17,9 +17,9 @@ from deltaci.pipeline.repository import (
 
 
 async def pipelines_at(mirror: Mirror, commit: str, only: str = "") -> list[PipelineFile]:
-    """Return the pipelines of a commit by name, or the one with the name `only`, if it exists.
+    """Return the pipeline files of a commit by name: its own, else GitHub's, else a discovered one.
 
-    Returns nothing for a repository without pipeline files in which no job can be detected with certainty.
+    With `only`, one file.
     """
     paths = await mirror.list_files(commit)
     if only not in ("", DISCOVERED, *paths):

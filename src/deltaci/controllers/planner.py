@@ -90,7 +90,7 @@ _decode = msgspec.json.Decoder(PlanReport).decode
 
 
 async def reasons_of(store: Store, record: Run) -> PlanReport | None:
-    """Why the run does what it does; None for one that was not planned from a repository."""
+    """Return the stored explanation of a run's plan, or None if the run was not planned from a repository."""
     if not record.origin.event:
         return None
     document = await store.find_document(KIND, f"{record.id} {record.plan_hash}", record.tenant)
@@ -98,7 +98,7 @@ async def reasons_of(store: Store, record: Run) -> PlanReport | None:
 
 
 async def say_plan(engine: Engine, record: Run, order: decide.Plan | run.PlanFailed) -> Refused | None:
-    """Give a run its plan, or say that there is none. What is refused is answered, unless somebody was faster."""
+    """Submit a plan, or the failure to make one, for a run. Return the refusal of an invalid plan, else None."""
     orders: list[Command] = [order]
     if run.MACHINE.rule(record.state, run.BeginPlanning) is not None:
         orders.insert(0, run.BeginPlanning(id=record.id))
@@ -129,7 +129,7 @@ class RunPlanner:
         self._in_line: set[str] = set()  # Runs whose group is taken.
 
     def on_events(self, events: Sequence[Event]) -> None:
-        """What happened, from the follower of the log."""
+        """Queue runs that can be planned now. The follower of the event log calls this."""
         # Of each run only how it is by now: one that is started with its plan is none of our business.
         states = {event.entity_id: event.to for event in events if event.entity == RUN}
         for id, state in states.items():
@@ -144,7 +144,7 @@ class RunPlanner:
         await self.groups.prune()
 
     async def resync(self) -> None:
-        """Take up everything that has no plan."""
+        """Add all runs without a plan to the work queue."""
         before: ListPosition | None = None
         while True:
             page = await self._store.page(ListQuery(tenant=ALL_TENANTS, lists=[UNPLANNED], before=before, limit=PAGE))
@@ -208,7 +208,10 @@ class RunPlanner:
         await self._write(record, plan, _reasons(plan, diff))
 
     async def _file(self, mirror: Mirror, record: Run, kept: ChangeRecord, diff: ChangedPaths) -> PipelineFile:
-        """The file that the run is for; of a start by hand that names none, the only one that can be meant."""
+        """Return the pipeline file of the run.
+
+        For a manual run that names none, return the only one that is triggered.
+        """
         commit, wanted = kept.change.commit, record.origin.file
         found = await pipelines_at(mirror, commit, wanted)
         if wanted:
@@ -229,7 +232,7 @@ class RunPlanner:
         return found[0]
 
     async def _write(self, record: Run, plan: Plan, reasons: PlanReport) -> None:
-        """The plan and its reasons, the reasons first: whoever sees the plan finds them."""
+        """Store the explanation of the plan, then submit the plan, so that readers of the plan find the explanation."""
         await self._keep(record, plan.hash, reasons)
         jobs = tuple(each.spec for each in plan.jobs)
         order = decide.Plan(
@@ -242,7 +245,7 @@ class RunPlanner:
         await self._say(record, order)
 
     async def _fail(self, record: Run, problems: Sequence[str]) -> None:
-        """There is no plan, and the run says why."""
+        """Store the problems and fail the planning of the run."""
         await self._keep(record, "", PlanReport(file=record.origin.file, problems=tuple(problems)))
         error = "\n".join(problems)
         if len(error) > MAX_ERROR:
@@ -262,7 +265,7 @@ class RunPlanner:
             raise refused
 
     async def _try_again(self, record: Run, why: str) -> None:
-        """Later, if that may help; and not for ever."""
+        """Schedule another try after a delay, or fail the planning after MAX_TRIES."""
         tried = self._tries[record.id] = self._tries.get(record.id, 0) + 1
         if tried >= MAX_TRIES:
             await self._fail(record, [why])

@@ -37,7 +37,7 @@ _decode = msgspec.json.Decoder(PollState).decode
 
 
 def push(ref: str, before: str, commit: str, *, actor: str = "", default_branch: str = "") -> Change:
-    """A push to a repository without a forge, as a change."""
+    """Return the change for a push to a repository without a forge."""
     return Change(
         event="push",
         ref=ref,
@@ -59,7 +59,7 @@ class Poller:
         self._mirrors = mirrors
 
     async def look(self, project: Project) -> float:
-        """Look, if it is time. In how many seconds it is time again."""
+        """Poll the repository if it is time. Return the seconds until the next poll."""
         every = project.policies.poll_seconds
         if not every:
             return NEVER
@@ -84,7 +84,7 @@ class Poller:
     async def _told(
         self, project: Project, old: dict[str, str] | None, remote: RemoteRefs, number: str
     ) -> dict[str, str]:
-        """Tell what moved; what is known then."""
+        """Create a change for each moved ref. Return the refs up to which changes were created."""
         if old is None or len(remote.refs) > MAX_REFS:
             return remote.refs if len(remote.refs) <= MAX_REFS else {}
         known = {ref: commit for ref, commit in old.items() if ref in remote.refs}
@@ -98,7 +98,7 @@ class Poller:
         return known
 
     async def forget(self, project: Project) -> None:
-        """Nothing is known of it any more."""
+        """Delete the stored state of a project."""
         name = of(project.tenant, project.name)
         found = await self._store.find_document(KIND, name, ALL_TENANTS)
         if found is not None:
@@ -109,6 +109,6 @@ class Poller:
 
 
 def _without_ours(remote: RemoteRefs) -> RemoteRefs:
-    """What others have there: branches of the merge queue come and go, and are nobody's change."""
+    """Return the refs without the temporary branches of the merge queue."""
     ours = f"{HEADS}{TEMPORARY_BRANCH_PREFIX}"
     return RemoteRefs(remote.head, {ref: commit for ref, commit in remote.refs.items() if not ref.startswith(ours)})

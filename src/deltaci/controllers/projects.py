@@ -45,7 +45,7 @@ _decode = msgspec.json.Decoder(Project).decode
 
 
 def of(tenant: str, name: str) -> str:
-    """What a tenant's project is called among all."""
+    """Return the document name of a tenant's project. The documents of all tenants are stored together."""
     return f"{tenant}{BETWEEN}{name}"
 
 
@@ -56,11 +56,11 @@ class Projects:
         self._store = store
 
     async def find(self, tenant: str, name: str) -> Project | None:
-        """The tenant's project of this name."""
+        """Return the tenant's project with this name, or None."""
         return _read(await self._store.find_document(KIND, of(tenant, name), ALL_TENANTS))
 
     async def named(self, tenant: str, text: str) -> Project | None:
-        """The tenant's project of this name, or the one with this address."""
+        """Return the tenant's project with this name, else the one with this URL, or None."""
         if (found := await self.find(tenant, text)) is not None:
             return found
         async for each in self.each(tenant):
@@ -69,7 +69,7 @@ class Projects:
         return None
 
     async def page(self, tenant: str, after: str, limit: int) -> list[Project]:
-        """The tenant's projects by name."""
+        """Return up to `limit` projects of the tenant, ordered by name, that come after the name `after`."""
         prefix = of(tenant, "")
         documents = await self._store.list_documents(
             KIND, ALL_TENANTS, after=f"{prefix}{after}" if after else "", limit=limit, prefix=prefix
@@ -77,7 +77,7 @@ class Projects:
         return [each for each in map(_read, documents) if each is not None]
 
     async def each(self, tenant: str | None = None) -> AsyncIterator[Project]:
-        """Every project of the tenant, or of everybody."""
+        """Yield every project of the tenant, or of all tenants."""
         after, prefix = "", of(tenant, "") if tenant is not None else ""
         while True:
             documents = await self._store.list_documents(KIND, ALL_TENANTS, after=after, limit=PAGE, prefix=prefix)
@@ -90,14 +90,17 @@ class Projects:
             after = documents[-1].name
 
     async def is_full(self, tenant: str) -> bool:
-        """Whether the tenant can have no more."""
+        """Return whether the tenant has as many projects as it may have."""
         count = 0
         async for _ in self.each(tenant):
             count += 1
         return count >= MAX_PROJECTS
 
     async def put(self, project: Project) -> Project:
-        """Keep it, in place of the version that it was read at; `stale_version` when somebody else was faster."""
+        """Store a project in place of the version that was read. Return it with its new version.
+
+        Raises `Refused` with the code `stale_version` if the project was changed since.
+        """
         body = _encode(msgspec.structs.replace(project, version=0))
         name = of(project.tenant, project.name)
         document = Document(kind=KIND, tenant=ALL_TENANTS, name=name, version=project.version, at=0, body=body)
@@ -110,7 +113,7 @@ class Projects:
         return msgspec.structs.replace(project, version=project.version + 1)
 
     async def drop(self, project: Project) -> None:
-        """Forget it."""
+        """Delete a project. Raises `Refused` with the code `stale_version` if it was changed since it was read."""
         if not await self._store.delete_document(KIND, ALL_TENANTS, of(project.tenant, project.name), project.version):
             raise Refused("stale_version", f"somebody else changed project {project.name!r} at the same moment")
 
@@ -122,7 +125,7 @@ def _read(document: Document | None) -> Project | None:
 
 
 def made(tenant: str, name: str, asked: ProjectInput, *, by: str, now: int) -> Project:
-    """A new project, as it was asked for."""
+    """Return a new project with the fields of the request."""
     fields = {
         each: getattr(asked, each) for each in ProjectInput.__struct_fields__ if each in Project.__struct_fields__
     }
@@ -130,12 +133,12 @@ def made(tenant: str, name: str, asked: ProjectInput, *, by: str, now: int) -> P
 
 
 def plain_url(url: str) -> str:
-    """The address without what makes no difference."""
+    """Return the host and the path of a repository URL in lower case: equal for different notations of one URL."""
     return _bare(url).lower()
 
 
 def _bare(url: str) -> str:
-    """Host and path."""
+    """Return the host and the path of a URL without scheme, user, trailing slash and `.git`."""
     short = re.fullmatch(r"(?:[^@/]+@)?([^:/]+):([^/].*)", url)
     text = f"{short[1]}/{short[2]}" if short else re.sub(r"^[a-z+]+://(?:[^@/]+@)?", "", url)
     return text.rstrip("/").removesuffix(".git")

@@ -48,14 +48,14 @@ class RunReporter:
         self._forgets_at = 0.0
 
     def on_events(self, events: Sequence[Event]) -> None:
-        """What happened, from the follower of the log."""
+        """Remember the runs to report. The follower of the event log calls this."""
         for event in events:
             if event.entity == RUN and self._concerns(event) and len(self._hints) < MAX_HINTS:
                 self._hints[event.entity_id] = None
                 self._is_told.set()
 
     def _concerns(self, event: Event) -> bool:
-        """Whether it is over now, or a forge may want to know how it goes on."""
+        """Return whether the run has ended, or its status for a forge has changed."""
         if run.MACHINE.changes(event.to, run.Report):
             return True
         return self._teller is not None and (
@@ -63,11 +63,11 @@ class RunReporter:
         )
 
     def start(self) -> None:
-        """Begin with what was left over."""
+        """Start reporting, beginning with the unreported runs."""
         self._task = asyncio.create_task(self._run(), name="reporter")
 
     async def stop(self) -> None:
-        """Report no more."""
+        """Stop reporting."""
         if self._task is not None:
             await cancel_and_wait(self._task)
         if self._teller is not None:
@@ -88,7 +88,7 @@ class RunReporter:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _listen(self) -> None:
-        """Until it is time to look for what nobody told."""
+        """Report runs as events announce them, until the next sweep."""
         loop = asyncio.get_running_loop()
         until = loop.time() + SWEEP_SECONDS
         while (left := until - loop.time()) > 0:
@@ -116,14 +116,14 @@ class RunReporter:
                 return
 
     async def _forget(self) -> None:
-        """Now and then: what forges said and were told long ago."""
+        """Once a day, delete expired documents about deliveries and statuses."""
         now = asyncio.get_running_loop().time()
         if self._teller is not None and now >= self._forgets_at:
             await delivery_dedupe.delete_expired(self._store)
             self._forgets_at = now + FORGET_SECONDS
 
     async def _catch_up(self) -> None:
-        """Hear what happened while nobody listened. What is longer ago is told when it is over."""
+        """Read the last events that happened before the start. Earlier runs are reported when they end."""
         last = await self._store.last_seq()
         seen = max(0, last - BACK)
         while page := await self._store.events(seen, PAGE):

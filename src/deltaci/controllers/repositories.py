@@ -51,36 +51,36 @@ class RepositoryController:
         self._due: dict[str, float] = {}
 
     def on_events(self, events: Sequence[Event]) -> None:
-        """What happened, from the follower of the log."""
+        """Pass events to the planner. The follower of the event log calls this."""
         self.planner.on_events(events)
 
     def start(self) -> None:
-        """Begin with what was left over."""
+        """Start the controllers, beginning with unfinished work."""
         self.handling.work_queue.start()
         self.planner.work_queue.start()
         self._project_queue.start()
 
     async def stop(self) -> None:
-        """Do no more."""
+        """Stop the controllers."""
         await self._project_queue.stop()
         await self.planner.work_queue.stop()
         await self.handling.work_queue.stop()
 
     async def forget(self, project: Project) -> None:
-        """What is known of a project that is no more: its mirror, its timetable, what was seen of it."""
+        """Delete the mirror, the schedules and the poll state of a removed project."""
         await self.mirrors.for_project(project).delete()
         await self.schedules.forget(project)
         await self.polling.forget(project)
 
     async def settled(self) -> None:
-        """Wait until everything that was told so far is handled and planned, as far as it can be now."""
+        """Wait until all accepted changes are handled and all runs are planned, as far as possible now."""
         await self.handling.resync()
         await self.handling.work_queue.join()
         await self.planner.resync()
         await self.planner.work_queue.join()
 
     async def _watch(self) -> None:
-        """Look at every project when it is time."""
+        """Queue the projects whose next poll or schedule is due."""
         loop = asyncio.get_running_loop()
         due: dict[str, float] = {}
         async for project in self.projects.each():
@@ -107,7 +107,7 @@ class RepositoryController:
         self._due[name] = asyncio.get_running_loop().time() + wait
 
     async def _pushed(self, project: Project, kept: ChangeRecord) -> None:
-        """A new head of the default branch may have another timetable."""
+        """Refresh the schedules of a project after a push to its default branch."""
         change = kept.change
         if change.event != "push" or change.ref != f"{HEADS}{project.default_branch or change.default_branch}":
             return
@@ -120,7 +120,10 @@ class RepositoryController:
 
 
 def _machine(folder: Path) -> str:
-    """A name for this folder's server that stays: what it began before it was started anew is its own."""
+    """Return the name of this data folder, which is created once.
+
+    A process takes over the claims of an earlier process of the same folder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / MACHINE_FILE
     try:

@@ -48,7 +48,7 @@ class ScheduleEntry(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What makes it this one."""
+        """Return what identifies the entry: file, cron expression, time zone and branch."""
         return self.file, self.cron, self.timezone, self.branch
 
 
@@ -73,7 +73,7 @@ class ScheduleController:
         self._mirrors = mirrors
 
     async def look(self, project: Project) -> float:
-        """Start what is due. In how many seconds to look again, at the latest."""
+        """Create changes for the due schedules. Return the seconds until the next call is needed."""
         if not project.policies.schedules:
             return NEVER
         now = await self._store.now()
@@ -93,7 +93,7 @@ class ScheduleController:
         return min(NEVER, max(1.0, (soonest - now) / SECOND)) if soonest else NEVER
 
     async def refresh(self, project: Project) -> None:
-        """Read the timetable anew. What is in it for the first time begins now; nothing of the past is caught up on."""
+        """Read the schedules again from the default branch. A new entry starts now, without its past times."""
         now = await self._store.now()
         document, table = await self._read(project)
         mirror = self._mirrors.for_project(project)
@@ -131,7 +131,7 @@ class ScheduleController:
         return (found.version, _decode(found.body)) if found is not None else (0, ProjectSchedules())
 
     async def forget(self, project: Project) -> None:
-        """Nothing is known of it any more."""
+        """Delete the stored schedules of a project."""
         name = of(project.tenant, project.name)
         found = await self._store.find_document(KIND, name, ALL_TENANTS)
         if found is not None:
@@ -159,12 +159,12 @@ def _entries(file: PipelineFile, default: str, branches: Iterable[str]) -> list[
 
 
 def last_before(entry: ScheduleEntry, now: int) -> int:
-    """The last instant of a line that has come; 0: it makes no sense, or there is none."""
+    """Return the last time of an entry up to now, or 0 if there is none or the entry is invalid."""
     return _step(entry, _EPOCH + timedelta(microseconds=now + 1), is_back=True)
 
 
 def next_after(entry: ScheduleEntry, now: int) -> int:
-    """The next instant of a line."""
+    """Return the next time of an entry, or 0 if there is none or the entry is invalid."""
     return _step(entry, _EPOCH + timedelta(microseconds=now), is_back=False)
 
 

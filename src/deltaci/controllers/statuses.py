@@ -97,7 +97,7 @@ class StatusReporter:
         self._apps = AppTokens(forges.client, forges.clock)
 
     async def take(self, record: run.Run) -> bool:
-        """Tell this one soon. False: there is no forge that waits for it."""
+        """Schedule reporting the run to its forge. Return False if it has no forge to report to."""
         subject = await self._subject(record)
         if subject is None:
             return False
@@ -113,7 +113,7 @@ class StatusReporter:
         return True
 
     async def stop(self) -> None:
-        """Tell nobody anything any more."""
+        """Stop reporting and close the connections to forges."""
         for line in list(self._lines.values()):
             if line.task is not None:
                 await cancel_and_wait(line.task)
@@ -131,7 +131,7 @@ class StatusReporter:
             line.task = asyncio.create_task(self._work((tenant, project), line), name=f"forge of {project}")
 
     async def _work(self, key: tuple[str, str], line: _ProjectQueue) -> None:
-        """One run after the other, as long as there are any."""
+        """Report the due runs of one project one after the other, until none waits."""
         while line.waiting:
             line.is_changed.clear()
             now = self._forges.clock()
@@ -145,7 +145,7 @@ class StatusReporter:
         del self._lines[key]
 
     async def _rest(self, line: _ProjectQueue, seconds: float) -> None:
-        """Until then, or until something else is to be told."""
+        """Wait for these seconds, or until another run of the project waits."""
         waits = [
             asyncio.ensure_future(self._forges.sleep(seconds)),
             asyncio.ensure_future(line.is_changed.wait()),
@@ -175,7 +175,7 @@ class StatusReporter:
             line.waiting[run_id] = later
 
     async def _tell(self, key: tuple[str, str], line: _ProjectQueue, run_id: str) -> float | None:
-        """The run as it is now. When to look again; None: there is nothing left to do."""
+        """Report the present state of a run. Return when to try again, or None if there is nothing left to do."""
         record = await self._store.find(run_id)
         if not isinstance(record, run.Run):
             return None
@@ -219,7 +219,7 @@ class StatusReporter:
         mark: RunVersion,
         told: StatusState,
     ) -> StatusState:
-        """One request, and what is known after it."""
+        """Send one status request. Return the state to store after it."""
         forges = self._forges
         answer: ForgeResponse | None = None
         is_refused = False
@@ -254,7 +254,7 @@ class StatusReporter:
         )
 
     async def _remember(self, key: tuple[str, str], held: Document, after: StatusState) -> None:
-        """Write what is known now; the document is ours, unless we took too long."""
+        """Store the state after a request. If the claim was lost meanwhile, let the newest status be sent again."""
         try:
             await self._store.put_documents(
                 [msgspec.structs.replace(held, version=held.version + 1, body=msgspec.json.encode(after))]
@@ -263,7 +263,7 @@ class StatusReporter:
             await self._doubt(key, held)
 
     async def _doubt(self, key: tuple[str, str], held: Document) -> None:
-        """Somebody else told it meanwhile, and ours may have come last: the newest is told once more."""
+        """Mark the stored state as unsure and report its run again: two servers sent a status at the same time."""
         for _ in range(MAX_CONFLICTS):
             found = await self._store.find_document(held.kind, held.name, held.tenant)
             if found is None:
@@ -279,7 +279,7 @@ class StatusReporter:
             return
 
     async def _subject(self, record: run.Run) -> StatusTarget | None:
-        """What it is about. A commit by any other name than its hash is not one that a forge is told of."""
+        """Return the commit and context of the run's status, or None if it has no full commit hash."""
         subject = await self._forges.subjects.target_of(record)
         return subject if subject is not None and COMMIT.fullmatch(subject.commit) else None
 

@@ -36,7 +36,10 @@ class SupersedeController:
         self._changes = changes
 
     async def settled(self, kept: ChangeRecord, project: Project) -> list[str]:
-        """Cancel what this change supersedes, and what of it is superseded; the ids of the former. Safe to repeat."""
+        """Cancel the runs that this change supersedes, and its own runs that a later change supersedes.
+
+        Return the ids of the former. Safe to repeat.
+        """
         statuses = _statuses(kept.change, project)
         if not statuses:
             return []
@@ -59,7 +62,7 @@ class SupersedeController:
         return cancelled
 
     async def _newer_files(self, kept: ChangeRecord, ids: Sequence[str]) -> set[str]:
-        """The files of which newer changes made runs, as far as that is written down."""
+        """Return the pipeline files for which these newer changes with other commits have started runs."""
         found: set[str] = set()
         for id in ids:
             other = await self._changes.find(kept.tenant, id)

@@ -50,7 +50,7 @@ class TransitionWriter:
         self._task: asyncio.Task[None] | None = None
 
     def on_events(self, events: Sequence[Event]) -> None:
-        """What the server's follower tells. Takes no time: it is kept, or read again later."""
+        """Buffer a page of events to be written. If too many wait, they are read from the store again."""
         if self._heard_count + len(events) > MAX_HEARD:
             self._heard.clear()
             self._heard_count = 0
@@ -60,11 +60,11 @@ class TransitionWriter:
         self._is_woken.set()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the task that writes the file."""
         self._task = asyncio.create_task(self._run(), name="transitions")
 
     async def stop(self) -> None:
-        """Write what is committed by now, if that does not take long, and let go of the file."""
+        """Write the events that are committed by now, for at most STOP_SECONDS, and close the file."""
         if self._task is None:
             return
         try:
@@ -81,7 +81,7 @@ class TransitionWriter:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def written(self, seq: int) -> None:
-        """Wait until all up to this event is in the file."""
+        """Wait until the event with this seq has been processed."""
         async with self._is_moved:
             await self._is_moved.wait_for(lambda: self._seen >= seq)
 
@@ -110,7 +110,7 @@ class TransitionWriter:
             await _in_thread(self._journal.close)
 
     async def _open(self) -> None:
-        """Find out how far the file is, and whether the log goes on there."""
+        """Open the file, and begin a new one if the event log does not continue it."""
         found = await _in_thread(self._journal.open)
         if not await self._goes_on(found):
             await self._begin_anew(0)
@@ -119,7 +119,7 @@ class TransitionWriter:
         await self._moved()
 
     async def _goes_on(self, found: JournalPosition) -> bool:
-        """Whether the events behind the snapshot are all there, and are the ones that the file was made from."""
+        """Return whether the log has the events of the file, and all events after its snapshot."""
         if not found.is_ours:
             return False
         if found.last.seq > await self._store.last_seq():
@@ -132,7 +132,7 @@ class TransitionWriter:
         return event is None or event.seq == found.snapshot.seq + 1
 
     async def _begin_anew(self, behind: int) -> None:
-        """From the first event behind this one on that is there."""
+        """Begin a new file after this event, or after later ones that were dropped from the store."""
         event = await self._next(behind)
         after = event.seq - 1 if event is not None else await self._store.last_seq()
         kept = await _in_thread(lambda: self._journal.begin_anew(after))
@@ -164,7 +164,7 @@ class TransitionWriter:
             await self._save()
 
     def _heard_page(self) -> Sequence[Event]:
-        """What was heard, if it is what comes next; older pages are thrown away."""
+        """Return the buffered page that continues the file, or an empty one. Drop older pages."""
         while self._heard and self._heard[0][-1].seq <= self._journal.seen:
             self._heard_count -= len(self._heard.popleft())
         if not self._heard or self._heard[0][0].seq != self._journal.seen + 1:
@@ -186,14 +186,14 @@ class TransitionWriter:
             self._is_moved.notify_all()
 
     async def _wait(self) -> None:
-        """Until something is heard, or until it is time to write down what is known."""
+        """Wait until events arrive, or until it is time to save a snapshot."""
         self._is_woken.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(SAVE_SECONDS if self._journal.unsaved else None):
                 await self._is_woken.wait()
 
     def _is_time_to_save(self) -> bool:
-        """A snapshot costs as much as is remembered, so it is not made more often than so much was heard."""
+        """Return whether to save a snapshot: rarely enough that its size does not matter."""
         unsaved = self._journal.unsaved
         if unsaved >= max(SAVE_EVENTS, 2 * self._journal.remembered):
             return True
@@ -205,7 +205,7 @@ class TransitionWriter:
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Let a thread do it, to its end: nobody else touches the file meanwhile, also when we are told to stop."""
+    """Run a blocking function in a thread and return its result. If cancelled, wait for its end first."""
     doing = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(doing)
