@@ -105,11 +105,11 @@ def check_decider(job: Job, command: Approve | Reject, *, approves: bool = False
     check_same_plan(job, command.plan_hash)
     reason = refusal_reason(job.spec.gate, person_name(command.actor), command.roles, job.started_by, approves=approves)
     if reason:
-        roles = f"the role {', '.join(command.roles)}" if command.roles else "no role"
+        roles_text = f"the role {', '.join(command.roles)}" if command.roles else "no role"
         verb = "approve" if approves else "reject"
         raise Refused(
             "not_allowed",
-            f"{command.actor}, with {roles}, may not {verb} job {job.id}: {reason}; "
+            f"{command.actor}, with {roles_text}, may not {verb} job {job.id}: {reason}; "
             f"ask one of them ({_approval_progress(job)})",
         )
 

@@ -211,7 +211,7 @@ class RevokeUnaccepted(Command, frozen=True, kw_only=True):
 
 
 class Stall(Command, frozen=True, kw_only=True):
-    """End the lease because its worker is presumed lost, is no longer trusted, or hands the attempt back."""
+    """Make the attempt stale, because its worker is presumed lost, is no longer trusted, or hands the attempt back."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
 
@@ -258,9 +258,9 @@ def _publish(attempt: Attempt, _command: Publish, at: int) -> Transition:
 
 
 def _grant(attempt: Attempt, command: Grant, at: int) -> Transition:
-    due = max(attempt.run_at, attempt.fence_until)
-    if at < due:
-        raise Refused("not_due", f"attempt {attempt.id} may be claimed in {(due - at) / SECOND:.3f} s; wait for it")
+    due_at = max(attempt.run_at, attempt.fence_until)
+    if at < due_at:
+        raise Refused("not_due", f"attempt {attempt.id} may be claimed in {(due_at - at) / SECOND:.3f} s; wait for it")
     if attempt.state == STALE and attempt.lost_leases > attempt.max_lost_leases:
         raise Refused(
             "not_eligible",
@@ -277,7 +277,7 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Transition:
             "not_eligible", f"attempt {attempt.id} needs {', '.join(sorted(missing))}; give it to a worker that has it"
         )
     number, worker_id = attempt.claims + 1, command.actor.partition(":")[2]
-    granted = lease.change(
+    granted_lease = lease.change(
         Lease(
             id=ids.lease_name(attempt.id, number),
             number=number,
@@ -297,12 +297,12 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Transition:
             "number": number,
             "worker_id": worker_id,
             "from": None,
-            "to": granted.state,
-            "accept_by": granted.accept_by,
-            "expires_at": granted.expires_at,
+            "to": granted_lease.state,
+            "accept_by": granted_lease.accept_by,
+            "expires_at": granted_lease.expires_at,
         },
     }
-    return LEASED, {"lease": granted, "claims": number, "started_at": 0, "progress": None}, metadata
+    return LEASED, {"lease": granted_lease, "claims": number, "started_at": 0, "progress": None}, metadata
 
 
 def _ack(attempt: Attempt, command: Ack, at: int) -> Transition:
@@ -358,9 +358,10 @@ def _finish_cancel(attempt: Attempt, command: Outcome | CancelAck, at: int) -> T
 
 
 def _avoid_changes(attempt: Attempt, changes: dict[str, Any], failure: Failure | None = None) -> dict[str, Any]:
-    """Return the change that makes the job avoid the worker whose infrastructure ended the lease.
+    """Return the changed field `avoid`, to which the worker is added whose infrastructure ended the lease.
 
-    An attempt of the plain queue avoids no worker, because the fleet of such clients is unknown.
+    Empty if something else ended it, and for an attempt of the plain queue, because the fleet of such clients is
+    unknown.
     """
     if not attempt.job_id or (failure is not None and failure.failure_class != failures.INFRA):
         return {}
@@ -392,13 +393,14 @@ def _expire(attempt: Attempt, _command: Expire, at: int) -> Transition:
 
 
 def _check_unaccepted(attempt: Attempt, at: int) -> None:
-    live = attempt.lease
-    if live is None or live.state != lease.GRANTED:
+    live_lease = attempt.lease
+    if live_lease is None or live_lease.state != lease.GRANTED:
         raise Refused("wrong_state", f"the lease of attempt {attempt.id} was acknowledged; let it run")
-    if at < live.accept_by:
+    if at < live_lease.accept_by:
+        remaining_seconds = (live_lease.accept_by - at) / SECOND
         raise Refused(
             "not_due",
-            f"the accept window of attempt {attempt.id} is open for another {(live.accept_by - at) / SECOND:.3f} s",
+            f"the accept window of attempt {attempt.id} is open for another {remaining_seconds:.3f} s",
         )
 
 
@@ -428,12 +430,12 @@ def _take_over(attempt: Attempt, command_type: type[Command], at: int) -> tuple[
 
     The takeover counts as another claim. Without a live lease nothing changes.
     """
-    live = attempt.lease
-    if live is None:  # Taken over when the cancellation was requested.
+    live_lease = attempt.lease
+    if live_lease is None:  # Taken over when the cancellation was requested.
         return {}, {}
     changes, metadata = _with_lease(attempt, command_type, at)
     claims = attempt.claims + 1
-    return {**changes, "claims": claims, "fence_until": live.expires_at}, {**metadata, "claims": claims}
+    return {**changes, "claims": claims, "fence_until": live_lease.expires_at}, {**metadata, "claims": claims}
 
 
 def _time_out(attempt: Attempt, _command: TimeOut, at: int) -> Transition:
@@ -638,12 +640,13 @@ def decide(attempt: Attempt, command: Command, at: int, events: list[Event]) -> 
 
 
 def _was_result_applied(attempt: Attempt, command: LeasedCommand, worker_id: str) -> bool:
-    ended = attempt.ended_lease
-    if ended is None or ended.state not in _APPLIED_LEASE_STATES.get(type(command), ()):
+    """Return whether the attempt was ended by this message, which is then a repeat without a request id."""
+    ended_lease = attempt.ended_lease
+    if ended_lease is None or ended_lease.state not in _APPLIED_LEASE_STATES.get(type(command), ()):
         return False
     if isinstance(command, Outcome) and attempt.state != CANCELED and not _is_same_outcome(attempt, command):
         return False
-    return lease.is_held_by(ended, command.lease, worker_id)
+    return lease.is_held_by(ended_lease, command.lease, worker_id)
 
 
 def _is_same_outcome(attempt: Attempt, outcome: Outcome) -> bool:

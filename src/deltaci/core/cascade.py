@@ -54,7 +54,7 @@ class CancelLiveJob(Command, frozen=True, kw_only=True):
 class StallLiveAttempt(Command, frozen=True, kw_only=True):
     """Stall an attempt if it is active when this command is applied; otherwise do nothing.
 
-    When a worker loses several leases at once, losing one may fail its job, which may cancel the others.
+    When a worker loses several leases at once, losing one may fail its job, which may cancel the jobs of others.
     """
 
     reason: str
@@ -77,15 +77,17 @@ class CascadeRule(msgspec.Struct, frozen=True):
 
 
 def _begin_job(unit: UnitOfWork, event: Event) -> Iterable[Command]:
-    claimed = unit.attempt(event.entity_id)
-    if claimed.job_id and claimed.lease:
-        yield job.Begin(id=claimed.job_id, worker_id=claimed.lease.worker_id)
+    claimed_attempt = unit.attempt(event.entity_id)
+    if claimed_attempt.job_id and claimed_attempt.lease:
+        yield job.Begin(id=claimed_attempt.job_id, worker_id=claimed_attempt.lease.worker_id)
 
 
 def _assign_worker(unit: UnitOfWork, event: Event) -> Iterable[Command]:
-    claimed = unit.attempt(event.entity_id)
-    if claimed.job_id and claimed.lease and unit.worker(claimed.lease.worker_id):
-        yield worker.Assign(id=claimed.lease.worker_id, attempt_id=claimed.id, queue_key=claimed.queue_key)
+    claimed_attempt = unit.attempt(event.entity_id)
+    if claimed_attempt.job_id and claimed_attempt.lease and unit.worker(claimed_attempt.lease.worker_id):
+        yield worker.Assign(
+            id=claimed_attempt.lease.worker_id, attempt_id=claimed_attempt.id, queue_key=claimed_attempt.queue_key
+        )
 
 
 def _release_worker(unit: UnitOfWork, event: Event) -> Iterable[Command]:
@@ -125,43 +127,48 @@ def _finish_unleased_cancel(unit: UnitOfWork, event: Event) -> Iterable[Command]
 
 
 def _attempt_succeeded(unit: UnitOfWork, event: Event) -> Iterable[Command]:
-    ended = unit.attempt(event.entity_id)
-    if ended.job_id:
-        yield job.AttemptSucceeded(id=ended.job_id, exit_code=event.metadata.get("exit_code"))
+    ended_attempt = unit.attempt(event.entity_id)
+    if ended_attempt.job_id:
+        yield job.AttemptSucceeded(id=ended_attempt.job_id, exit_code=event.metadata.get("exit_code"))
 
 
 def _attempt_failed(unit: UnitOfWork, event: Event) -> Iterable[Command]:
-    ended = unit.attempt(event.entity_id)
-    if ended.job_id:
-        if ended.error is None:
-            raise InvariantBroken(f"attempt {ended.id} failed without an error")
-        yield job.AttemptFailed(id=ended.job_id, failure=ended.error, not_before=ended.fence_until, avoid=ended.avoid)
+    ended_attempt = unit.attempt(event.entity_id)
+    if ended_attempt.job_id:
+        if ended_attempt.error is None:
+            raise InvariantBroken(f"attempt {ended_attempt.id} failed without an error")
+        yield job.AttemptFailed(
+            id=ended_attempt.job_id,
+            failure=ended_attempt.error,
+            not_before=ended_attempt.fence_until,
+            avoid=ended_attempt.avoid,
+        )
 
 
 def _attempt_canceled(unit: UnitOfWork, event: Event) -> Iterable[Command]:
-    ended = unit.attempt(event.entity_id)
-    if ended.job_id:
-        yield job.Cancel(id=ended.job_id, reason=ended.cancel_reason)
+    ended_attempt = unit.attempt(event.entity_id)
+    if ended_attempt.job_id:
+        yield job.Cancel(id=ended_attempt.job_id, reason=ended_attempt.cancel_reason)
 
 
 def _publish_attempt(unit: UnitOfWork, event: Event) -> Iterable[Command]:
-    queued = unit.job(event.entity_id)
-    spec = queued.spec
+    queued_job = unit.job(event.entity_id)
+    spec = queued_job.spec
     yield NewRecord(
-        id=queued.attempt_id,
+        id=queued_job.attempt_id,
         record=attempt.Attempt(
-            id=queued.attempt_id,
-            tenant=queued.tenant,
-            run_id=queued.run_id,
-            job_id=queued.id,
-            index=queued.attempts,
+            id=queued_job.attempt_id,
+            tenant=queued_job.tenant,
+            run_id=queued_job.run_id,
+            job_id=queued_job.id,
+            index=queued_job.attempts,
             queue_key=spec.queue_key,
             priority=spec.priority,
             timeout_seconds=spec.timeout_seconds,
             max_lost_leases=spec.max_lost_leases,
             spec=spec.work,
             group=spec.group,
-            avoid=queued.avoid,
+            avoid=queued_job.avoid,
         ),
     )
 
@@ -175,12 +182,12 @@ def _validate_job(unit: UnitOfWork, event: Event) -> Iterable[Command]:
 
     Otherwise yield no command: the job stays in VALIDATING until the other validation ends.
     """
-    executed = unit.job(event.entity_id)
-    verdict = unit.attempt(executed.attempt_id).verdict
+    executed_job = unit.job(event.entity_id)
+    verdict = unit.attempt(executed_job.attempt_id).verdict
     if verdict is not None and not verdict.is_passed:
-        yield job.Validate(id=executed.id, is_passed=False, details=verdict.details)
-    elif not executed.spec.has_validation:
-        yield job.Validate(id=executed.id, is_passed=True)
+        yield job.Validate(id=executed_job.id, is_passed=False, details=verdict.details)
+    elif not executed_job.spec.has_validation:
+        yield job.Validate(id=executed_job.id, is_passed=True)
 
 
 def _release_dependents(unit: UnitOfWork, event: Event) -> Iterable[Command]:
@@ -188,37 +195,38 @@ def _release_dependents(unit: UnitOfWork, event: Event) -> Iterable[Command]:
 
     If the ended job failed or was cancelled, cancel its dependents as blocked instead; its followers are started.
     """
-    ended = unit.job(event.entity_id)
-    is_satisfied = job.satisfies(ended)
-    blocked_ids, waiting_ids = ((), ended.dependents) if is_satisfied else (ended.dependents, ())
-    if ended.followers:
-        waiting_ids += ended.followers
+    ended_job = unit.job(event.entity_id)
+    is_satisfied = job.satisfies(ended_job)
+    blocked_ids, waiting_ids = ((), ended_job.dependents) if is_satisfied else (ended_job.dependents, ())
+    if ended_job.followers:
+        waiting_ids += ended_job.followers
     # Load the first attempts too: opening a job creates one, which must not exist yet. A blocked job gets none.
     unit.require((*blocked_ids, *waiting_ids, *(attempt_id(id, 1) for id in waiting_ids)))
     for id in blocked_ids:
         if unit.job(id).state == job.PENDING:
             yield job.Cancel(id=id, reason=job.BLOCKED)
     # A run that ends opens no more jobs: those that wait are cancelled with the rest. The same holds for a family.
-    may_open = bool(waiting_ids) and run.may_start_jobs(unit.run(ended.run_id))
-    family_ids = {member.id for member in _unfinished_family(unit, ended)} if waiting_ids else ()
+    may_open = bool(waiting_ids) and run.may_start_jobs(unit.run(ended_job.run_id))
+    family_ids = {member.id for member in _unfinished_family(unit, ended_job)} if waiting_ids else ()
     for id in waiting_ids:
-        waiting = unit.job(id)
-        if waiting.state != job.PENDING or id in family_ids:
+        waiting_job = unit.job(id)
+        if waiting_job.state != job.PENDING or id in family_ids:
             continue
-        waiting = msgspec.structs.replace(waiting, unmet=waiting.unmet - 1)
-        unit.put(waiting)
-        if may_open and not waiting.unmet:
-            yield open_job(waiting)
+        waiting_job = msgspec.structs.replace(waiting_job, unmet=waiting_job.unmet - 1)
+        unit.put(waiting_job)
+        if may_open and not waiting_job.unmet:
+            yield open_job(waiting_job)
 
 
-def _unfinished_family(unit: UnitOfWork, ended: job.Job) -> list[job.Job]:
-    """Return the jobs to cancel because `ended` failed: the live ones of its fail-fast family, last of the plan first.
+def _unfinished_family(unit: UnitOfWork, failed_job: job.Job) -> list[job.Job]:
+    """Return the jobs to cancel because `failed_job` failed: the live jobs of its fail-fast family.
 
-    In this order few of them are opened while the others are cancelled. Empty if its failure cancels no family.
+    The last of the plan comes first, so that few are opened while others are cancelled. Empty if its failure cancels no
+    family.
     """
-    if not job.fails_family(ended):
+    if not job.fails_family(failed_job):
         return []
-    family = [member for member in unit.live_jobs(ended.run_id) if member.spec.family == ended.spec.family]
+    family = [member for member in unit.live_jobs(failed_job.run_id) if member.spec.family == failed_job.spec.family]
     return sorted(family, key=lambda member: -member.position)
 
 
@@ -229,48 +237,48 @@ def _cancel_family(unit: UnitOfWork, event: Event) -> Iterable[Command]:
         yield CancelLiveJob(id=member.id, reason=job.NOT_NEEDED)
 
 
-def open_job(ready: job.Job) -> Command:
+def open_job(ready_job: job.Job) -> Command:
     """Return the command that queues a job whose dependencies are met, or opens it if it is an approval."""
-    return job.OpenApproval(id=ready.id) if ready.spec.kind == job.APPROVAL else job.Schedule(id=ready.id)
+    return job.OpenApproval(id=ready_job.id) if ready_job.spec.kind == job.APPROVAL else job.Schedule(id=ready_job.id)
 
 
 def resolve(unit: UnitOfWork, command: CancelLiveJob | StallLiveAttempt) -> Command | None:
-    """Return the command that this one stands for in the current state of its record, or None if it has no effect."""
+    """Return the command to apply instead, by the current state of the record, or None if nothing is to be done."""
     if isinstance(command, StallLiveAttempt):
         is_active = unit.attempt(command.id).state in attempt.ACTIVE_STATES
         return attempt.Stall(id=command.id, reason=command.reason, request_id=command.request_id) if is_active else None
-    live = unit.job(command.id)
-    if live.state in job.TERMINAL:
+    live_job = unit.job(command.id)
+    if live_job.state in job.TERMINAL:
         return None
-    return cancel_job(live, command.reason, command.actor, command.request_id)
+    return cancel_job(live_job, command.reason, command.actor, command.request_id)
 
 
-def cancel_job(live: job.Job, reason: str, actor: str, request_id: str = "") -> Command:
+def cancel_job(live_job: job.Job, reason: str, actor: str, request_id: str = "") -> Command:
     """Return the command that cancels a job. A queued or running job is cancelled through its attempt."""
-    if live.state in (job.QUEUED, job.RUNNING):
-        return attempt.Cancel(id=live.attempt_id, reason=reason, actor=actor, request_id=request_id)
-    return job.Cancel(id=live.id, reason=reason, actor=actor, request_id=request_id)
+    if live_job.state in (job.QUEUED, job.RUNNING):
+        return attempt.Cancel(id=live_job.attempt_id, reason=reason, actor=actor, request_id=request_id)
+    return job.Cancel(id=live_job.id, reason=reason, actor=actor, request_id=request_id)
 
 
 def _cancel_open_jobs(unit: UnitOfWork, event: Event) -> Iterable[Command]:
-    ending = unit.run(event.run_id)
-    if ending.tally.open:
-        reason = run.job_cancel_reason(ending)
-        live_jobs = unit.live_jobs(ending.id)
-        unit.require(live.attempt_id for live in live_jobs if live.attempt_id)
-        for live in live_jobs:
-            yield CancelLiveJob(id=live.id, reason=reason, actor=event.actor)
+    ending_run = unit.run(event.run_id)
+    if ending_run.tally.open:
+        reason = run.job_cancel_reason(ending_run)
+        live_jobs = unit.live_jobs(ending_run.id)
+        unit.require(live_job.attempt_id for live_job in live_jobs if live_job.attempt_id)
+        for live_job in live_jobs:
+            yield CancelLiveJob(id=live_job.id, reason=reason, actor=event.actor)
 
 
 def _start_jobs(unit: UnitOfWork, event: Event) -> Iterable[Command]:
-    planned = unit.run(event.run_id)
-    if planned.cancel_reason:
-        yield run.Cancel(id=planned.id, reason=planned.cancel_reason)
+    planned_run = unit.run(event.run_id)
+    if planned_run.cancel_reason:
+        yield run.Cancel(id=planned_run.id, reason=planned_run.cancel_reason)
         return
-    ready_jobs = [live for live in unit.live_jobs(planned.id) if not live.unmet]
-    unit.require(attempt_id(ready.id, 1) for ready in ready_jobs)
-    for ready in ready_jobs:
-        yield open_job(ready)
+    ready_jobs = [live_job for live_job in unit.live_jobs(planned_run.id) if not live_job.unmet]
+    unit.require(attempt_id(ready_job.id, 1) for ready_job in ready_jobs)
+    for ready_job in ready_jobs:
+        yield open_job(ready_job)
 
 
 def _fail_run_without_plan(_unit: UnitOfWork, event: Event) -> Iterable[Command]:
@@ -290,11 +298,11 @@ def _stall_tasks(unit: UnitOfWork, event: Event) -> Iterable[Command]:
 
 
 def _settle_recovered_worker(unit: UnitOfWork, event: Event) -> Iterable[Command]:
-    recovered = unit.worker(event.entity_id)
-    if recovered is not None and recovered.tasks:
-        yield worker.ResumeTasks(id=recovered.id)
-    elif recovered is not None and recovered.shutdown_reason:
-        yield worker.Shutdown(id=recovered.id, reason=recovered.shutdown_reason)
+    recovered_worker = unit.worker(event.entity_id)
+    if recovered_worker is not None and recovered_worker.tasks:
+        yield worker.ResumeTasks(id=recovered_worker.id)
+    elif recovered_worker is not None and recovered_worker.shutdown_reason:
+        yield worker.Shutdown(id=recovered_worker.id, reason=recovered_worker.shutdown_reason)
 
 
 _LEASE_ENDS: Final = (attempt.STALE, attempt.SUCCEEDED, attempt.FAILED, attempt.TIMED_OUT, attempt.CANCELED)

@@ -121,10 +121,15 @@ def decide(unit: UnitOfWork, command: Command, at: int) -> Decision:
     A refused command raises `Refused` and changes nothing.
     """
     at = unit.latest_at = at if at > unit.latest_at else unit.latest_at
-    loaded = unit.records.get(command.id)
-    if type(loaded) is attempt.Attempt and not loaded.job_id and type(command) in _STANDALONE_COMMANDS:
-        return _decide_standalone_attempt(unit, loaded, command, at)
-    if loaded is None and type(command) is NewRecord and command.id in unit.records and not command.record.run_id:
+    loaded_record = unit.records.get(command.id)
+    if type(loaded_record) is attempt.Attempt and not loaded_record.job_id and type(command) in _STANDALONE_COMMANDS:
+        return _decide_standalone_attempt(unit, loaded_record, command, at)
+    if (
+        loaded_record is None
+        and type(command) is NewRecord
+        and command.id in unit.records
+        and not command.record.run_id
+    ):
         return _create_standalone_attempt(unit, command, at)
     return _decide_fully(unit, command, at)
 
@@ -193,36 +198,41 @@ def _apply(unit: UnitOfWork, command: Command, at: int) -> Record:
     # The submitted command may be refused; a follow-up command may not, unless its cascade rule allows it.
     # The parts of a StartRun are not submitted themselves: the request is remembered once, for the whole.
     is_start = type(command) is StartRun
-    pending: deque[tuple[Command, bool, bool]] = deque((part, not is_start, True) for part in _expand(unit, command))
+    pending_commands: deque[tuple[Command, bool, bool]] = deque(
+        (pending_command, not is_start, True) for pending_command in _expand(unit, command)
+    )
     touched_run_ids: dict[str, None] = {}
     for _ in range(MAX_FOLLOWUPS):
-        while pending:
-            part, is_submitted, may_refuse = pending.popleft()
-            if command.request_id and not part.request_id:
-                part = msgspec.structs.replace(part, request_id=command.request_id)
-            if isinstance(part, (CancelLiveJob, StallLiveAttempt)):
-                resolved = resolve(unit, part)
+        while pending_commands:
+            pending_command, is_submitted, may_refuse = pending_commands.popleft()
+            if command.request_id and not pending_command.request_id:
+                pending_command = msgspec.structs.replace(pending_command, request_id=command.request_id)
+            if isinstance(pending_command, (CancelLiveJob, StallLiveAttempt)):
+                resolved = resolve(unit, pending_command)
                 if resolved is None:
                     continue
-                part = resolved
+                pending_command = resolved
             event_count = len(unit.events)
-            _apply_one(unit, part, at, is_submitted=is_submitted, may_refuse=may_refuse)
+            _apply_one(unit, pending_command, at, is_submitted=is_submitted, may_refuse=may_refuse)
             for event in unit.events[event_count:]:
                 _update_tally(unit, event, touched_run_ids)
             # Follow-ups go first, so that the next command reads the records that they leave behind.
-            pending.extendleft(reversed(_follow_ups(unit, unit.events[event_count:])))
+            pending_commands.extendleft(reversed(_follow_ups(unit, unit.events[event_count:])))
         for id in list(touched_run_ids):
             del touched_run_ids[id]
             next_command = run.next_command(unit.run(id))
             if next_command is not None:
-                pending.append((next_command, False, False))
-        if not pending:
+                pending_commands.append((next_command, False, False))
+        if not pending_commands:
             return _result_record(unit, command)
     raise InvariantBroken(f"{type(command).__name__} on {command.id} never settles")
 
 
 def _follow_ups(unit: UnitOfWork, events: list[Event]) -> list[tuple[Command, bool, bool]]:
-    """Return the follow-up commands of these events, as entries of the pending commands of `_apply`."""
+    """Return the follow-up commands of these events, as entries of `pending_commands` in `_apply`.
+
+    An entry has the command, whether it was submitted, and whether it may be refused.
+    """
     entries: list[tuple[Command, bool, bool]] = []
     for event in events:
         if event.from_ != event.to:
@@ -338,21 +348,21 @@ def _expand_new_record(unit: UnitOfWork, command: NewRecord) -> Iterable[Command
 
 def _expand_create_records(unit: UnitOfWork, command: CreateRecords) -> Iterable[Command]:
     """Return the commands that create each record as if it were created on its own; refuse all if one is refused."""
-    unit.require(new.id for new in command.records)
+    unit.require(creation.id for creation in command.records)
     commands: list[Command] = []
     created: dict[str, Record] = {}
-    for new in command.records:
-        existing = created.get(new.id) or unit.find(new.id)
-        if existing is not None and is_repeat(existing, new):
+    for creation in command.records:
+        existing = created.get(creation.id) or unit.find(creation.id)
+        if existing is not None and is_repeat(existing, creation):
             continue
-        if new.id in created and new.or_existing:
+        if creation.id in created and creation.or_existing:
             continue
-        if new.id in created:
-            check_request_id_unused(created[new.id], new)
+        if creation.id in created:
+            check_request_id_unused(created[creation.id], creation)
         # Each record remembers the request that created it, not the request of the whole command.
-        record = remember_request(new.record, new) if new.request_id else new.record
-        created[new.id] = record
-        commands += _expand_new_record(unit, msgspec.structs.replace(new, record=record))
+        record = remember_request(creation.record, creation) if creation.request_id else creation.record
+        created[creation.id] = record
+        commands += _expand_new_record(unit, msgspec.structs.replace(creation, record=record))
     return commands
 
 
@@ -361,16 +371,16 @@ def _expand_plan(unit: UnitOfWork, command: Plan) -> Iterable[Command]:
     record = unit.run(command.id)
     if run.MACHINE.rule(record.state, run.PlanReady) is None:
         raise run.MACHINE.refusal(record, run.PlanReady)
-    new_jobs = _new_jobs(record, command.jobs, command.plan_hash, record.started_by)
-    unit.require([new.id for new in new_jobs])
-    ready = run.PlanReady(
+    job_creations = _job_creations(record, command.jobs, command.plan_hash, record.started_by)
+    unit.require([creation.id for creation in job_creations])
+    plan_ready = run.PlanReady(
         id=record.id,
-        jobs=len(new_jobs),
+        jobs=len(job_creations),
         plan_hash=command.plan_hash,
         is_fail_fast=command.is_fail_fast,
         timeout_seconds=command.timeout_seconds,
     )
-    return [*new_jobs, ready]
+    return [*job_creations, plan_ready]
 
 
 def _expand_start_run(unit: UnitOfWork, command: StartRun) -> Iterable[Command]:
@@ -387,23 +397,23 @@ def _expand_start_run(unit: UnitOfWork, command: StartRun) -> Iterable[Command]:
             f"send a new one with the id {command.id!r}",
         )
     started_by = record.started_by or approvals.person_name(command.actor)
-    new_jobs = _new_jobs(record, command.jobs, command.plan_hash, started_by)
+    job_creations = _job_creations(record, command.jobs, command.plan_hash, started_by)
     # The run does not exist, so that no record with an id derived from its id exists either.
-    unit.assume_absent(id for new in new_jobs for id in (new.id, attempt_id(new.id, 1)))
+    unit.assume_absent(id for creation in job_creations for id in (creation.id, attempt_id(creation.id, 1)))
     return [
         NewRecord(id=command.id, record=record, actor=command.actor),
         run.BeginPlanning(id=command.id),
-        *new_jobs,
-        run.PlanReady(id=command.id, jobs=len(new_jobs), plan_hash=command.plan_hash),
+        *job_creations,
+        run.PlanReady(id=command.id, jobs=len(job_creations), plan_hash=command.plan_hash),
     ]
 
 
-def _new_jobs(record: run.Run, specs: tuple[JobSpec, ...], plan_hash: str, started_by: str) -> list[NewRecord]:
+def _job_creations(record: run.Run, specs: tuple[JobSpec, ...], plan_hash: str, started_by: str) -> list[NewRecord]:
     """Return a command for each job of a plan that creates its record; refuse an invalid plan."""
     dependents, followers = plan.dependents(specs), plan.followers(specs)
     commands: list[NewRecord] = []
     for position, spec in enumerate(specs):
-        id, is_gate = job_id(record.id, spec.name), spec.kind == job.APPROVAL
+        id, is_approval = job_id(record.id, spec.name), spec.kind == job.APPROVAL
         new_job = Job(
             id=id,
             tenant=record.tenant,
@@ -414,8 +424,8 @@ def _new_jobs(record: run.Run, specs: tuple[JobSpec, ...], plan_hash: str, start
             dependents=tuple(job_id(record.id, name) for name in dependents[spec.name]),
             followers=tuple(job_id(record.id, name) for name in followers.get(spec.name, ())),
             unmet=len(plan.prerequisites(spec)),
-            plan_hash=plan_hash if is_gate else "",
-            started_by=started_by.removeprefix(f"{USER}:") if is_gate else "",
+            plan_hash=plan_hash if is_approval else "",
+            started_by=started_by.removeprefix(f"{USER}:") if is_approval else "",
             position=position,
         )
         commands.append(NewRecord(id=id, record=new_job))

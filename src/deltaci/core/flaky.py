@@ -92,9 +92,11 @@ def observe(record: Attempt) -> Observation | None:
     is_own_fault = record.error is not None and record.error.failure_class in (USER, FLAKY)
     if record.state != attempt.SUCCEEDED and not (record.state == attempt.FAILED and is_own_fault):
         return None
-    tests, failed = _test_counts(record.report)
+    test_count, failed_names = _test_counts(record.report)
     is_success = record.state == attempt.SUCCEEDED and (record.verdict is None or record.verdict.is_passed)
-    return Observation(attempt=record.id, at=record.updated_at, is_success=is_success, tests=tests, failed=failed)
+    return Observation(
+        attempt=record.id, at=record.updated_at, is_success=is_success, tests=test_count, failed=failed_names
+    )
 
 
 def failed_tests(report: Any) -> tuple[tuple[str, ...], bool]:

@@ -13,16 +13,18 @@ def dependents(needs: Mapping[str, Sequence[str]], verb: str = "needs") -> dict[
     `verb` is used in the message of a refusal.
     """
     dependents: dict[str, list[str]] = {name: [] for name in needs}
-    for name, needed in needs.items():
-        for need in needed:
+    for name, needed_names in needs.items():
+        for need in needed_names:
             if need not in dependents:
                 raise Refused(
                     "bad_request",
                     f"job {name!r} {verb} {need!r}, which is not in the plan; add it or remove the need",
                 )
             dependents[need].append(name)
-        if len(set(needed)) != len(needed):
-            raise Refused("bad_request", f"job {name!r} names a dependency twice: {', '.join(needed)}; name each once")
+        if len(set(needed_names)) != len(needed_names):
+            raise Refused(
+                "bad_request", f"job {name!r} names a dependency twice: {', '.join(needed_names)}; name each once"
+            )
     return {name: tuple(names) for name, names in dependents.items()}
 
 
@@ -38,20 +40,20 @@ def find_cycle(needs: Mapping[str, Sequence[str]]) -> list[str]:
 
     Uses no recursion and takes time linear in the size of the plan.
     """
-    on_path, done = set[str](), set[str]()
+    names_on_path, finished_names = set[str](), set[str]()
     for root in needs:
         path: list[str] = []
         stack: list[tuple[str, bool]] = [(root, False)]
         while stack:
             name, is_leaving = stack.pop()
             if is_leaving:
-                on_path.discard(name)
-                done.add(name)
+                names_on_path.discard(name)
+                finished_names.add(name)
                 path.pop()
-            elif name in on_path:
+            elif name in names_on_path:
                 return [*path[path.index(name) :], name]
-            elif name not in done:
-                on_path.add(name)
+            elif name not in finished_names:
+                names_on_path.add(name)
                 path.append(name)
                 stack.append((name, True))
                 stack.extend((need, False) for need in needs[name])

@@ -58,8 +58,8 @@ def lease_fingerprint(token: str) -> str:
 
 def lease_ref(token: str) -> LeaseRef:
     """Parse a lease id that a runner sent and hash it; raise `StaleLease` if it is malformed."""
-    head, _, secret = token.rpartition(".")
-    attempt, _, number = head.rpartition(".")
+    attempt_and_number, _, secret = token.rpartition(".")
+    attempt, _, number = attempt_and_number.rpartition(".")
     if not attempt or not number.isdecimal() or len(number) > MAX_NUMBER_CHARS or len(secret) < MIN_SECRET_CHARS:
         raise StaleLease("UNKNOWN_LEASE", "the lease id is malformed; stop this attempt")
     return LeaseRef(attempt, int(number), lease_fingerprint(token))

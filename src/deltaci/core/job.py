@@ -267,14 +267,14 @@ def _attempt_failed(job: Job, command: AttemptFailed, at: int) -> Transition:
     }
     if not failures.may_retry(failure, job.attempts, spec.max_attempts, spec.retry_on):
         return FAILED, {"worker_id": "", "last_error": failure, "reason": failure.code, "completed_at": at}, metadata
-    due = backoff.next_run_at(
+    retry_at = backoff.next_run_at(
         at, job.attempts, spec.base_delay_seconds, spec.max_delay_seconds, jitter=spec.jitter, salt=job.attempt_id
     )
     # A runner that lost its lease may execute the job until the lease would have ended.
-    due = max(due, command.not_before)
+    retry_at = max(retry_at, command.not_before)
     metadata["retry_count"] = job.attempts
-    metadata["next_run_at"] = due
-    return RETRYING, {"worker_id": "", "last_error": failure, "next_run_at": due, "avoid": command.avoid}, metadata
+    metadata["next_run_at"] = retry_at
+    return RETRYING, {"worker_id": "", "last_error": failure, "next_run_at": retry_at, "avoid": command.avoid}, metadata
 
 
 def _retry_due(job: Job, _command: RetryDue, at: int) -> Transition:
@@ -399,14 +399,14 @@ def select_gates(
     """
     gates = [job for job in jobs if job.spec.kind == APPROVAL]
     if name is not None:
-        named = [gate for gate in gates if gate.spec.name == name]
-        if not named:
+        named_gates = [gate for gate in gates if gate.spec.name == name]
+        if not named_gates:
             raise Refused("not_found", f"there is no approval {name!r}")
-        return named
-    waiting = [gate for gate in gates if MACHINE.changes(gate.state, command)]
-    if waiting:
-        return waiting
-    approved = [gate for gate in gates if any(approval.person == person for approval in gate.approvals)]
-    if command is Approve and approved:
-        return approved
+        return named_gates
+    waiting_gates = [gate for gate in gates if MACHINE.changes(gate.state, command)]
+    if waiting_gates:
+        return waiting_gates
+    approved_gates = [gate for gate in gates if any(approval.person == person for approval in gate.approvals)]
+    if command is Approve and approved_gates:
+        return approved_gates
     raise Refused("wrong_state", "nothing in this run waits for approval")

@@ -45,18 +45,18 @@ def json_copy(name: str, value: Any) -> Any:
     problem = ""
     try:
         body = msgspec.json.encode(value)
-        copy = msgspec.json.decode(body)
-        msgspec.msgpack.encode(copy)  # The stored form; fails for integers beyond 64 bits.
-        is_unchanged = copy == value and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
+        decoded_copy = msgspec.json.decode(body)
+        msgspec.msgpack.encode(decoded_copy)  # The stored form; fails for integers beyond 64 bits.
+        is_unchanged = decoded_copy == value and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        body, copy, is_unchanged, problem = b"", None, False, str(error)
+        body, decoded_copy, is_unchanged, problem = b"", None, False, str(error)
     if not is_unchanged:
         problem = _json_problem(value) or problem
     if problem:
         raise bad_request(f"{name} is not JSON: {problem}; give numbers, texts, lists and objects")
     if len(body) > MAX_PAYLOAD_BYTES:
         raise bad_request(f"{name} has {len(body)} bytes; at most {MAX_PAYLOAD_BYTES}: store it elsewhere, refer to it")
-    return copy
+    return decoded_copy
 
 
 def _json_problem(value: Any) -> str:

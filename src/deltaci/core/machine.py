@@ -338,7 +338,7 @@ def stored_name(command: type[Command]) -> str:
 
 def _request_fingerprint(command: Command) -> str:
     """Return the request id with a hash of the command, so that a reuse of the id with other content is detected."""
-    plain = replace(command, expected_rev=None)
-    text = msgspec.json.encode(plain, order="deterministic" if command.is_unordered else None)
-    content = blake2b(text, digest_size=8, person=stored_name(type(command))[:16].encode())
-    return f"{command.request_id} {content.hexdigest()}"
+    command_without_rev = replace(command, expected_rev=None)
+    encoded_command = msgspec.json.encode(command_without_rev, order="deterministic" if command.is_unordered else None)
+    content_hash = blake2b(encoded_command, digest_size=8, person=stored_name(type(command))[:16].encode())
+    return f"{command.request_id} {content_hash.hexdigest()}"

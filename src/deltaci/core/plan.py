@@ -75,12 +75,12 @@ def dependents(jobs: Sequence[JobSpec]) -> dict[str, tuple[str, ...]]:
             raise Refused(
                 "bad_request", f"job {spec.name!r} has the name of an attempt of job {job_name!r}; give it another name"
             )
-    waiting = graph.dependents(needs)
-    after = {spec.name: spec.after for spec in jobs if spec.after}
-    if after:
-        graph.dependents({name: after.get(name, ()) for name in needs}, "is after")
-    graph.check_acyclic({spec.name: prerequisites(spec) for spec in jobs} if after else needs)
-    return waiting
+    dependents_by_name = graph.dependents(needs)
+    after_by_name = {spec.name: spec.after for spec in jobs if spec.after}
+    if after_by_name:
+        graph.dependents({name: after_by_name.get(name, ()) for name in needs}, "is after")
+    graph.check_acyclic({spec.name: prerequisites(spec) for spec in jobs} if after_by_name else needs)
+    return dependents_by_name
 
 
 def _check_spec(spec: JobSpec) -> None:
@@ -138,8 +138,8 @@ def job_names_to_rerun(jobs: Mapping[str, Job]) -> set[str]:
     predecessors = {
         name: [earlier for earlier in prerequisites(record.spec) if earlier in jobs] for name, record in jobs.items()
     }
-    failed = [name for name, record in jobs.items() if not job.satisfies(record)]
-    names = {*failed, *_reachable(failed, graph.dependents(predecessors))}
+    unsuccessful_names = [name for name, record in jobs.items() if not job.satisfies(record)]
+    names = {*unsuccessful_names, *_reachable(unsuccessful_names, graph.dependents(predecessors))}
     return names | {name for name in _reachable(names, predecessors) if jobs[name].spec.kind == job.APPROVAL}
 
 

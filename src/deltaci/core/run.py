@@ -384,7 +384,7 @@ def is_over_state(state: str) -> bool:
 
 
 def is_unplanned(run: Run) -> bool:
-    """Return whether the run has no plan yet."""
+    """Return whether the run has just been created or is being planned, so that it has no plan yet."""
     return run.state in UNPLANNED
 
 

@@ -30,7 +30,7 @@ def plain_line(text: str, max_chars: int) -> str:
     text = ESCAPES.sub("", text).replace("\t", " ").strip("\r\n")
     text = " ".join(text.splitlines()) if not text.isprintable() else text
     if not text.isprintable():
-        text = "".join(c if c.isprintable() else " " if c.isspace() else _UNPRINTABLE for c in text)
+        text = "".join(char if char.isprintable() else " " if char.isspace() else _UNPRINTABLE for char in text)
     return text[:max_chars]
 
 
@@ -52,15 +52,15 @@ def nearest(word: str, words: Iterable[str]) -> str:
     misspelled = _normalized(word)
     if not misspelled or len(misspelled) > MAX_CHARS:
         return ""
-    allowed = max(1, len(misspelled) // 3)
-    similar = sorted(candidate for candidate in set(words) if abs(len(candidate) - len(misspelled)) <= allowed)[
-        :MAX_WORDS
-    ]
-    best = min(
-        ((edit_distance(misspelled, _normalized(candidate)), candidate) for candidate in similar),
-        default=(allowed + 1, ""),
+    max_distance = max(1, len(misspelled) // 3)
+    similar_words = sorted(
+        candidate for candidate in set(words) if abs(len(candidate) - len(misspelled)) <= max_distance
+    )[:MAX_WORDS]
+    nearest_match = min(
+        ((edit_distance(misspelled, _normalized(candidate)), candidate) for candidate in similar_words),
+        default=(max_distance + 1, ""),
     )
-    return best[1] if best[0] <= allowed else ""
+    return nearest_match[1] if nearest_match[0] <= max_distance else ""
 
 
 def _normalized(word: str) -> str:

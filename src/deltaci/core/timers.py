@@ -28,13 +28,13 @@ def next_due(record: Record) -> Due | None:
 
 
 def _attempt_due(record: Attempt) -> Due | None:
-    live = record.lease
-    if live is None:
+    live_lease = record.lease
+    if live_lease is None:
         return None
-    at: int = live.expires_at
+    at: int = live_lease.expires_at
     command: type[Command] = attempt.Expire
-    if live.state == lease.GRANTED and live.accept_by <= at:
-        at, command = live.accept_by, attempt.RevokeUnaccepted
+    if live_lease.state == lease.GRANTED and live_lease.accept_by <= at:
+        at, command = live_lease.accept_by, attempt.RevokeUnaccepted
     if record.state in _TIMED and record.times_out_at < at:
         at, command = record.times_out_at, attempt.TimeOut
     elif record.state == attempt.CANCEL_REQUESTED and record.cancel_by < at:

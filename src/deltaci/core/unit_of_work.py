@@ -77,11 +77,11 @@ class UnitOfWork:
     def require(self, ids: Iterable[str]) -> None:
         """Raise one `NotLoaded` with all ids that are not loaded, so that the caller loads them with one query."""
         if not self.is_complete:
-            missing = tuple(
+            missing_ids = tuple(
                 id for id in ids if id not in self.draft and id not in self.records and id not in self.absent
             )
-            if missing:
-                raise NotLoaded(ids=missing)
+            if missing_ids:
+                raise NotLoaded(ids=missing_ids)
 
     def assume_absent(self, ids: Iterable[str]) -> None:
         """Treat these records as not existing during the decision in progress, without loading them.

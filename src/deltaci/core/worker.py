@@ -287,9 +287,9 @@ _RESUMED: Final[dict[str, Any]] = {"hold": "", "hold_reason": "", "held_at": 0, 
 
 
 def _hold_description(worker: Worker) -> str:
-    state = "is drained" if worker.hold == DRAINED else "is quarantined"
-    reason = f" ({worker.hold_reason})" if worker.hold_reason else ""
-    return f"{state}{reason} and gets no new work; resume it, or choose another worker"
+    state_text = "is drained" if worker.hold == DRAINED else "is quarantined"
+    reason_text = f" ({worker.hold_reason})" if worker.hold_reason else ""
+    return f"{state_text}{reason_text} and gets no new work; resume it, or choose another worker"
 
 
 def _drain(worker: Worker, command: Drain, at: int) -> Transition | None:

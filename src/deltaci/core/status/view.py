@@ -96,11 +96,20 @@ class View(msgspec.Struct, frozen=True):
         edge = self.edge(step.source, step.target)
         if edge is not None and (not edge.triggers or step.trigger in edge.triggers):
             return edge
-        return next((e for e in self.extensions if (e.source, e.target) == (step.source, step.target)), None)
+        return next(
+            (
+                extension
+                for extension in self.extensions
+                if (extension.source, extension.target) == (step.source, step.target)
+            ),
+            None,
+        )
 
     def edge(self, source: str | None, target: str) -> Edge | None:
         """Return the document's edge from one of its states to another, or None."""
-        return next((e for e in self.edges if (e.source, e.target) == (source, target)), None)
+        return next(
+            (candidate for candidate in self.edges if (candidate.source, candidate.target) == (source, target)), None
+        )
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -111,4 +120,6 @@ class View(msgspec.Struct, frozen=True):
     @property
     def terminal(self) -> frozenset[str]:
         """The states of the document from which no edge leads to another state."""
-        return frozenset(self.states) - {e.source for e in self.edges if e.source != e.target and e.source}
+        return frozenset(self.states) - {
+            edge.source for edge in self.edges if edge.source != edge.target and edge.source
+        }
