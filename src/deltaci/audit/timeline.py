@@ -97,12 +97,12 @@ def timeline(run: Run, jobs: Sequence[Job], attempts: Iterable[Attempt], events:
     for id, recorder in recorders.items():
         if recorder.job_id in phases_by_job:
             phases_by_job[recorder.job_id] += _refine(recorder.phases(), reports.get(id))
-    times = tuple(JobTimes(job.spec.name, tuple(sorted(phases_by_job[job.id], key=_phase_start))) for job in jobs)
+    job_times = tuple(JobTimes(job.spec.name, tuple(sorted(phases_by_job[job.id], key=_phase_start))) for job in jobs)
     return Timeline(
         start=run.created_at,
         until=until,
-        is_over=core_run.is_over(run) and all(phase.end is not None for job in times for phase in job.phases),
-        jobs=times,
+        is_over=core_run.is_over(run) and all(phase.end is not None for job in job_times for phase in job.phases),
+        jobs=job_times,
         critical=_critical_path(jobs, phases_by_job),
     )
 
@@ -117,23 +117,27 @@ class _PhaseRecorder:
     def __init__(self, first: Event) -> None:
         is_attempt = first.entity == ATTEMPT
         self.job_id = str(first.metadata.get("job_id", "")) if is_attempt else first.entity_id
-        self._index = int(first.metadata.get("index", 0)) if is_attempt else 0
-        self._ended: list[Phase] = []
-        self._name = ""
-        self._since = 0
+        self._attempt_index = int(first.metadata.get("index", 0)) if is_attempt else 0
+        self._ended_phases: list[Phase] = []
+        self._phase_name = ""
+        self._phase_started_at = 0
 
     def record(self, event: Event) -> None:
         """Begin a new phase if the event's state has another phase than the last one. Most events do not."""
         name = _PHASES_BY_ENTITY[event.entity].get(event.to, "")
-        if name == self._name:
+        if name == self._phase_name:
             return
-        if self._name and event.at > self._since:
-            self._ended.append(Phase(self._name, self._index, self._since, event.at))
-        self._name, self._since = name, event.at
+        if self._phase_name and event.at > self._phase_started_at:
+            self._ended_phases.append(Phase(self._phase_name, self._attempt_index, self._phase_started_at, event.at))
+        self._phase_name, self._phase_started_at = name, event.at
 
     def phases(self) -> list[Phase]:
         """Return the phases recorded so far. The last one may still last, with no end."""
-        return [*self._ended, Phase(self._name, self._index, self._since)] if self._name else self._ended
+        return (
+            [*self._ended_phases, Phase(self._phase_name, self._attempt_index, self._phase_started_at)]
+            if self._phase_name
+            else self._ended_phases
+        )
 
 
 def _refine(phases: list[Phase], report: Any) -> list[Phase]:
@@ -168,13 +172,13 @@ def _reported_time(timings: Any, name: str) -> int | None:
 
 def _critical_path(jobs: Sequence[Job], phases: dict[str, list[Phase]]) -> tuple[str, ...]:
     """Return the names of the jobs on the critical path, in order of time; empty unless all jobs have ended."""
-    executed = {job.id: job for job in jobs if job.completed_at and phases[job.id]}
-    if not executed or not all(job.completed_at for job in jobs):
+    executed_jobs = {job.id: job for job in jobs if job.completed_at and phases[job.id]}
+    if not executed_jobs or not all(job.completed_at for job in jobs):
         return ()
-    current: Job | None = max(executed.values(), key=lambda job: job.completed_at)
+    path_job: Job | None = max(executed_jobs.values(), key=lambda job: job.completed_at)
     path: list[str] = []
-    while current is not None:
-        path.append(current.spec.name)
-        predecessors = [executed[id] for id in (*current.needs, *current.after) if id in executed]
-        current = max(predecessors, key=lambda job: job.completed_at, default=None)
+    while path_job is not None:
+        path.append(path_job.spec.name)
+        predecessors = [executed_jobs[id] for id in (*path_job.needs, *path_job.after) if id in executed_jobs]
+        path_job = max(predecessors, key=lambda job: job.completed_at, default=None)
     return tuple(reversed(path))

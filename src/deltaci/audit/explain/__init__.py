@@ -112,12 +112,12 @@ def explain_attempt(
 
 def format_lines(explanation: Explanation) -> list[str]:
     """Return the explanation as lines of text for a terminal: the summary, the waits and the history."""
-    lines, waiting, title = [explanation.summary], explanation.waiting, "What it waits for:"
-    if waiting and waiting[0].text.startswith(explanation.summary):
+    lines, listed_reasons, title = [explanation.summary], explanation.waiting, "What it waits for:"
+    if listed_reasons and listed_reasons[0].text.startswith(explanation.summary):
         # The first reason starts with the summary and adds advice, so it replaces the summary.
-        lines, waiting, title = [waiting[0].text], waiting[1:], "What else it waits for:"
-    if waiting:
-        lines += ["", title, *(f"- {reason.text}" for reason in waiting)]
+        lines, listed_reasons, title = [listed_reasons[0].text], listed_reasons[1:], "What else it waits for:"
+    if listed_reasons:
+        lines += ["", title, *(f"- {reason.text}" for reason in listed_reasons)]
     if explanation.history:
         lines += ["", "What happened:"]
         lines += [
@@ -140,14 +140,16 @@ def _run_summary(context: ExplainContext, run: Run, clauses: Sequence[waits.Subj
     jobs = context.jobs.values()
     ended_count = sum(1 for job in jobs if job.state in core_job.TERMINAL)
     running_count = sum(1 for job in jobs if waits.is_running(context, job))
-    progress = f"{ended_count} of {count(len(jobs), 'job')} {'has' if ended_count == 1 else 'have'} ended"
+    progress_text = f"{ended_count} of {count(len(jobs), 'job')} {'has' if ended_count == 1 else 'have'} ended"
     if run.state == core_run.CANCEL_REQUESTED:
-        unfinished = len(jobs) - ended_count
-        return f"{run_subject} was{outcomes.run_canceled(context)}; {progress}, and {unfinished} must still stop."
+        unfinished_count = len(jobs) - ended_count
+        cancellation = outcomes.run_canceled(context)
+        return f"{run_subject} was{cancellation}; {progress_text}, and {unfinished_count} must still stop."
     if clauses and not running_count:
         subject, clause = clauses[0]
-        return f"{run_subject} waits ({progress}): {_sentence(_lowercased(subject), clause)}"
-    return f"{run_subject} is running: {progress}, and {running_count} {'is' if running_count == 1 else 'are'} running."
+        return f"{run_subject} waits ({progress_text}): {_sentence(_lowercased(subject), clause)}"
+    verb = "is" if running_count == 1 else "are"
+    return f"{run_subject} is running: {progress_text}, and {running_count} {verb} running."
 
 
 def _lowercased(subject: str) -> str:

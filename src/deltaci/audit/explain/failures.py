@@ -52,10 +52,10 @@ def describe_failure(failure: Failure, exit_code: object = None) -> str:
 
 def describe_classification(failure: Failure) -> str:
     """Return a sentence without a full stop: which rule matched, the failure class, and the matching log line."""
-    line = f", because of the line {quoted(failure.line)}" if quoted(failure.line) else ""
+    line_text = f", because of the line {quoted(failure.line)}" if quoted(failure.line) else ""
     class_text = _CLASS_TEXTS.get(failure.failure_class, "an unknown failure")
-    rule = f"The rule {quoted(failure.rule)}" if quoted(failure.rule) else "A rule"
-    return f"{rule} classifies that as {class_text} ({one_line(failure.failure_class)}){line}"
+    rule_text = f"The rule {quoted(failure.rule)}" if quoted(failure.rule) else "A rule"
+    return f"{rule_text} classifies that as {class_text} ({one_line(failure.failure_class)}){line_text}"
 
 
 def why_not_retried(failure: Failure, index: int, max_attempts: int, retry_on: Sequence[str] = ()) -> str:
@@ -76,12 +76,14 @@ def why_not_retried(failure: Failure, index: int, max_attempts: int, retry_on: S
 
 def describe_flaky_tests(report: Any, flaky_tests: Collection[str] | None) -> str:
     """Return a sentence that names the failed tests that are known to be flaky; empty if there are none."""
-    failed, is_complete = failed_tests(report)
-    flaky_failures = [name for name in failed if name in (flaky_tests or ())]
+    failed_names, is_complete = failed_tests(report)
+    flaky_failures = [name for name in failed_names if name in (flaky_tests or ())]
     if not flaky_failures:
         return ""
-    total_text = f"{len(failed)}{'' if is_complete else ' or more'}"
-    noun = "test is" if len(failed) == 1 and is_complete else "tests are" if len(flaky_failures) > 1 else "tests is"
+    total_text = f"{len(failed_names)}{'' if is_complete else ' or more'}"
+    noun = (
+        "test is" if len(failed_names) == 1 and is_complete else "tests are" if len(flaky_failures) > 1 else "tests is"
+    )
     return (
         f"{len(flaky_failures)} of {total_text} failed {noun} known to be flaky: {listed(flaky_failures, MAX_TESTS)}."
     )

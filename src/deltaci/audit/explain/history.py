@@ -66,9 +66,9 @@ def run_history(context: ExplainContext) -> tuple[Reason, ...]:
             reasons.append(make_reason(*description, event.entity_id, event))
         if description is not None or similar_count >= MAX_SIMILAR:
             counts[similarity_key] = similar_count + 1
-    omitted = sum(max(0, kind_count - MAX_SIMILAR) for kind_count in counts.values())
-    if omitted:
-        text = f"Omitted: {count(omitted, 'more event')} of these kinds; explain a job to see all of its events."
+    omitted_count = sum(max(0, kind_count - MAX_SIMILAR) for kind_count in counts.values())
+    if omitted_count:
+        text = f"Omitted: {count(omitted_count, 'more event')} of these kinds; explain a job to see all of its events."
         reasons.append(make_reason("more", text, context.run.id if context.run is not None else "", None))
     return tuple(reasons)
 
@@ -117,9 +117,9 @@ def _lease_holder(event: Event) -> tuple[str, int]:
 
 def _attempt_enqueued(context: ExplainContext, event: Event) -> CodedText:
     run_at = event.metadata.get("run_at", 0)
-    by = f" by {actor_name(event.actor)}" if event.actor != ORCHESTRATOR else ""
-    delay = f", scheduled for {moment(run_at)}" if isinstance(run_at, int) and run_at > event.at else ""
-    return "enqueued", f"{_attempt_subject(context, event)} was queued{by}{delay}."
+    by_actor = f" by {actor_name(event.actor)}" if event.actor != ORCHESTRATOR else ""
+    schedule_text = f", scheduled for {moment(run_at)}" if isinstance(run_at, int) and run_at > event.at else ""
+    return "enqueued", f"{_attempt_subject(context, event)} was queued{by_actor}{schedule_text}."
 
 
 def _attempt_claimed(context: ExplainContext, event: Event) -> CodedText:
@@ -166,12 +166,12 @@ def _attempt_stalled(context: ExplainContext, event: Event) -> CodedText:
     if attempt is None:
         return "lease_lost", f"{text} That was loss {loss_count}."
     max_losses = attempt.max_lost_leases
-    allowance = (
+    allowance_text = (
         f"{'only ' if loss_count > max_losses else ''}{max_losses} {'is' if max_losses == 1 else 'are'} allowed"
         if max_losses
         else "none is allowed"
     )
-    return "lease_lost", f"{text} That was loss {loss_count}, and {allowance}."
+    return "lease_lost", f"{text} That was loss {loss_count}, and {allowance_text}."
 
 
 def _attempt_requeued(context: ExplainContext, event: Event) -> CodedText:
@@ -186,9 +186,12 @@ def _attempt_cancel_requested(context: ExplainContext, event: Event) -> CodedTex
     if "claims" in event.metadata:  # No worker had it, so the event of its end follows at once and says the same.
         return None
     reason, deadline = str(event.metadata.get("reason", "")), event.metadata.get("cancel_by", 0)
-    by = "" if outcomes.is_caused_by_run(context, reason) else f" by {actor_name(event.actor)}"
-    until = f" Its worker has until {moment(deadline)} to stop." if isinstance(deadline, int) and deadline else ""
-    text = f"{_attempt_subject(context, event)} was asked to stop{by}{outcomes.cancel_cause(context, reason)}.{until}"
+    by_actor = "" if outcomes.is_caused_by_run(context, reason) else f" by {actor_name(event.actor)}"
+    deadline_text = (
+        f" Its worker has until {moment(deadline)} to stop." if isinstance(deadline, int) and deadline else ""
+    )
+    text = f"{_attempt_subject(context, event)} was asked to stop{by_actor}"
+    text += f"{outcomes.cancel_cause(context, reason)}.{deadline_text}"
     return "cancel_requested", text
 
 
@@ -225,9 +228,10 @@ def _job_subject(context: ExplainContext, event: Event) -> str:
 
 def _job_created(context: ExplainContext, event: Event) -> CodedText:
     job = context.jobs.get(event.entity_id)
-    needs = listed([context.job_name(id) for id in job.needs], 8) if job is not None and job.needs else ""
-    optional = "; its failure is allowed" if job is not None and not job.spec.is_required else ""
-    text = f"{_job_subject(context, event)} is part of the plan{f' and needs {needs}' if needs else ''}{optional}."
+    needed_names = listed([context.job_name(id) for id in job.needs], 8) if job is not None and job.needs else ""
+    optional_text = "; its failure is allowed" if job is not None and not job.spec.is_required else ""
+    needs_text = f" and needs {needed_names}" if needed_names else ""
+    text = f"{_job_subject(context, event)} is part of the plan{needs_text}{optional_text}."
     return "planned", text
 
 
@@ -241,14 +245,14 @@ def _job_scheduled(context: ExplainContext, event: Event) -> CodedText:
 
 def _job_approval_opened(context: ExplainContext, event: Event) -> CodedText:
     deadline = event.metadata.get("approve_by", 0)
-    until = f"; the deadline is {moment(deadline)}" if isinstance(deadline, int) and deadline else ""
-    return "approval_opened", f"{_job_subject(context, event)} asked for approval{until}."
+    deadline_text = f"; the deadline is {moment(deadline)}" if isinstance(deadline, int) and deadline else ""
+    return "approval_opened", f"{_job_subject(context, event)} asked for approval{deadline_text}."
 
 
 def _job_approval_given(context: ExplainContext, event: Event) -> CodedText:
-    given, needed = event.metadata.get("approvals", 1), event.metadata.get("needed", 1)
+    approval_count, required_count = event.metadata.get("approvals", 1), event.metadata.get("needed", 1)
     text = f"{actor_name(event.actor, is_first=True)} approved {context.job_name(event.entity_id)}"
-    text += f"{colon_quote(event.metadata.get('comment'))}. That was approval {given} of {needed}."
+    text += f"{colon_quote(event.metadata.get('comment'))}. That was approval {approval_count} of {required_count}."
     return "approval_given", text
 
 
@@ -264,11 +268,11 @@ def _job_execution_failed(context: ExplainContext, event: Event) -> CodedText:
     max_attempts = int(event.metadata.get("max_retries", 0)) + 1
     failure, exit_code = _attempt_failure(context, event, index)
     if event.to == core_job.RETRYING:
-        due = event.metadata.get("next_run_at", 0)
+        next_run_at = event.metadata.get("next_run_at", 0)
         text = f"Attempt {index} of {max_attempts} of {context.job_name(event.entity_id)} failed:"
         text += f" {failures.describe_failure(failure, exit_code)}. {failures.describe_classification(failure)}."
         text += f"{_flaky_tests(context, event, index)} The failure may be temporary,"
-        text += f" so attempt {index + 1} was scheduled for {moment(int(due))}."
+        text += f" so attempt {index + 1} was scheduled for {moment(int(next_run_at))}."
         return "retry_scheduled", text
     text = f"{_job_subject(context, event)} failed: {failures.describe_failure(failure, exit_code)}."
     job = context.jobs.get(event.entity_id)
@@ -334,14 +338,14 @@ def _job_ended_briefly(context: ExplainContext, event: Event) -> CodedText | Non
 def _run_created(context: ExplainContext, event: Event) -> CodedText:
     run = context.run
     starter = run.started_by if run is not None else ""
-    by = (
+    by_actor = (
         f" by {one_line(starter)}"
         if starter
         else f" by {actor_name(event.actor)}"
         if event.actor != ORCHESTRATOR
         else ""
     )
-    text = f"Run {one_line(event.entity_id)} was created{by}"
+    text = f"Run {one_line(event.entity_id)} was created{by_actor}"
     if run is not None and run.rerun_of:
         text += f", as a rerun of run {one_line(run.rerun_of)}"
     if run is not None and run.origin.template:

@@ -58,8 +58,8 @@ def attempt_outcome(context: ExplainContext, attempt: Attempt) -> Clause:
     if attempt.lost_leases > attempt.max_lost_leases:
         max_losses = attempt.max_lost_leases
         verb = "is" if max_losses == 1 else "are"
-        allowance = f"only {count(max_losses, 'loss')} {verb} allowed" if max_losses else "none is allowed"
-        text = f"failed, because workers lost it {times(attempt.lost_leases)} and {allowance}"
+        allowance_text = f"only {count(max_losses, 'loss')} {verb} allowed" if max_losses else "none is allowed"
+        text = f"failed, because workers lost it {times(attempt.lost_leases)} and {allowance_text}"
         return Clause("lost_too_often", text, attempt.id, event)
     exit_code = event.metadata.get("exit_code") if event is not None else None
     if failure is None:
@@ -92,14 +92,14 @@ def stop_cause(context: ExplainContext, attempt: Attempt) -> str:
     job = context.jobs.get(attempt.job_id)
     if job is not None and (cause := _family_failure(context, job, attempt.cancel_reason)):
         return cause
-    by = "" if is_caused_by_run(context, attempt.cancel_reason) else _by_requester(context, attempt.id)
-    return f"{by}{cancel_cause(context, attempt.cancel_reason)}"
+    by_actor = "" if is_caused_by_run(context, attempt.cancel_reason) else _by_requester(context, attempt.id)
+    return f"{by_actor}{cancel_cause(context, attempt.cancel_reason)}"
 
 
 def is_caused_by_run(context: ExplainContext, reason: str) -> bool:
-    """Return whether the end of the run, and not a person, is what a job's cancel reason refers to.
+    """Return whether a job or attempt with this cancel reason was cancelled because its run ended.
 
-    A person's cancel request may have the same text as reason; then the state of the run does not fit it.
+    A person's cancel request may have the same text as reason; then the state of the run does not match it.
     """
     cause = _RUN_CAUSES.get(reason)
     if cause is None:
@@ -109,7 +109,7 @@ def is_caused_by_run(context: ExplainContext, reason: str) -> bool:
 
 
 def cancel_cause(context: ExplainContext, reason: str) -> str:
-    """Return why a job or attempt was cancelled, as the end of a sentence: what ended the run, or the reason given."""
+    """Return why a job or attempt was cancelled, as the end of a sentence: the end of its run, or the given reason."""
     return _RUN_CAUSES[reason][1](context) if is_caused_by_run(context, reason) else reason_given(reason)
 
 
@@ -118,8 +118,8 @@ def _run_canceled_cause(context: ExplainContext) -> str:
 
 
 def _run_timeout_cause(context: ExplainContext) -> str:
-    limit = f" of {duration(context.run.timeout_seconds * SECOND)}" if context.run is not None else ""
-    return f", because its run exceeded the time limit{limit}"
+    limit_text = f" of {duration(context.run.timeout_seconds * SECOND)}" if context.run is not None else ""
+    return f", because its run exceeded the time limit{limit_text}"
 
 
 def _not_needed_cause(context: ExplainContext) -> str:
@@ -147,9 +147,9 @@ _RUN_CAUSES: Final[dict[str, tuple[tuple[str, ...], Callable[[ExplainContext], s
 
 
 def job_outcome(context: ExplainContext, job: Job) -> Clause:
-    """Return the clause that says how the job ended.
+    """Return the clause that says how the job ended, and why.
 
-    For a blocked job it names the job that blocked it and that one's end.
+    For a blocked job, it names the job that blocked it and says how that job ended.
     """
     event = context.last_event(job.id)
     if job.state == core_job.SUCCEEDED:
@@ -160,29 +160,29 @@ def job_outcome(context: ExplainContext, job: Job) -> Clause:
         return _not_approved(job, event)
     # A runner chooses the code of its failure, so only the event's trigger proves a failed validation.
     if event.trigger == "validation_failed" if event is not None else job.reason == "VALIDATION_FAILED":
-        details = colon_quote(job.last_error.line) if job.last_error is not None else ""
-        text = f"failed, because its result did not pass the validation{details}"
+        details_text = colon_quote(job.last_error.line) if job.last_error is not None else ""
+        text = f"failed, because its result did not pass the validation{details_text}"
         return Clause("validation_failed", text, job.id, event)
     return _not_retried(context, job, event)
 
 
 def _not_approved(job: Job, event: Event | None) -> Clause:
     if job.reason == core_job.APPROVAL_EXPIRED:
-        approvers = f"only {len(job.approvals)} of {job.spec.gate.approvers} people" if job.approvals else "nobody"
-        text = f"failed, because {approvers} approved it by {moment(job.approve_by)}"
+        approvers_text = f"only {len(job.approvals)} of {job.spec.gate.approvers} people" if job.approvals else "nobody"
+        text = f"failed, because {approvers_text} approved it by {moment(job.approve_by)}"
         return Clause("approval_expired", text, job.id, event)
-    by = f" by {actor_name(event.actor)}" if event is not None else ""
-    comment = colon_quote(event.metadata.get("comment")) if event is not None else ""
-    return Clause("rejected", f"was rejected{by}{comment}", job.id, event)
+    by_actor = f" by {actor_name(event.actor)}" if event is not None else ""
+    comment_text = colon_quote(event.metadata.get("comment")) if event is not None else ""
+    return Clause("rejected", f"was rejected{by_actor}{comment_text}", job.id, event)
 
 
 def _job_succeeded(job: Job, event: Event | None) -> Clause:
     if job.spec.kind != core_job.APPROVAL:
         return Clause("succeeded", f"succeeded with attempt {job.attempts}", job.id, event)
     people = [approval.person for approval in job.approvals if approval.person]
-    by = f" by {listed(people, 8)}" if people else f" by {actor_name(event.actor)}" if event is not None else ""
-    comment = colon_quote(event.metadata.get("comment")) if event is not None else ""
-    return Clause("approved", f"was approved{by}{comment}", job.id, event)
+    by_actor = f" by {listed(people, 8)}" if people else f" by {actor_name(event.actor)}" if event is not None else ""
+    comment_text = colon_quote(event.metadata.get("comment")) if event is not None else ""
+    return Clause("approved", f"was approved{by_actor}{comment_text}", job.id, event)
 
 
 def _not_retried(context: ExplainContext, job: Job, event: Event | None) -> Clause:
@@ -194,9 +194,9 @@ def _not_retried(context: ExplainContext, job: Job, event: Event | None) -> Clau
     exit_code = attempt_event.metadata.get("exit_code") if attempt_event is not None else None
     text = f"failed: {failures.describe_failure(failure, exit_code)}"
     report = attempt.report if attempt is not None else None
-    flaky = failures.describe_flaky_tests(report, context.tenant.flaky.get(job.spec.name))
-    why = failures.why_not_retried(failure, job.attempts, job.spec.max_attempts, job.spec.retry_on)
-    advice = " ".join((f"{failures.describe_classification(failure)}.", *filter(None, (flaky, why))))
+    flaky_text = failures.describe_flaky_tests(report, context.tenant.flaky.get(job.spec.name))
+    no_retry_reason = failures.why_not_retried(failure, job.attempts, job.spec.max_attempts, job.spec.retry_on)
+    advice = " ".join((f"{failures.describe_classification(failure)}.", *filter(None, (flaky_text, no_retry_reason))))
     return Clause("not_retried", text, job.id, event, advice)
 
 
@@ -258,16 +258,16 @@ def _blocked(context: ExplainContext, job: Job, event: Event | None) -> Clause:
         if blocker is None:
             break
         chain.append(blocker)
-    root = chain[-1]
-    if _is_blocked(context, root):
+    root_blocker = chain[-1]
+    if _is_blocked(context, root_blocker):
         return Clause("blocked", "could not start, because a job that it needs did not succeed", job.id, event)
     names = [one_line(link.spec.name) for link in chain[1:]]
     if len(names) > MAX_LINKS:
         omitted = count(len(names) - MAX_LINKS, "other job")
         names = [*names[: MAX_LINKS - 1], f"{omitted} in a chain, the last of which needs {names[-1]}"]
-    outcome = job_outcome(context, root)
+    outcome = job_outcome(context, root_blocker)
     text = f"could not start: it needs {', which needs '.join(names)}, which {outcome.text}"
-    return Clause("blocked", text, root.id, event, outcome.advice)
+    return Clause("blocked", text, root_blocker.id, event, outcome.advice)
 
 
 def _blocking_need(context: ExplainContext, blocked: Job) -> Job | None:
@@ -305,8 +305,8 @@ def run_outcome(context: ExplainContext, run: Run) -> Clause:
     if state == core_run.CANCELED:
         return Clause("canceled", f"was{run_canceled(context)}", run.id, event)
     if state == core_run.TIMEOUT:
-        limit = duration(run.timeout_seconds * SECOND)
-        text = f"was stopped, because it exceeded its time limit of {limit}"
+        time_limit = duration(run.timeout_seconds * SECOND)
+        text = f"was stopped, because it exceeded its time limit of {time_limit}"
         return Clause("timed_out", text, run.id, event, "Raise timeout_seconds, or make its jobs faster.")
     return _run_failed(context, run, event)
 
@@ -325,8 +325,8 @@ def _run_succeeded(context: ExplainContext, run: Run, event: Event | None) -> Cl
     if not context.jobs:
         return Clause("succeeded", "succeeded: there was nothing to do", run.id, event)
     if not unsuccessful:
-        total = len(context.jobs)
-        subject = "its only job" if total == 1 else f"all of its {total} jobs"
+        job_count = len(context.jobs)
+        subject = "its only job" if job_count == 1 else f"all of its {job_count} jobs"
         return Clause("succeeded", f"succeeded: {subject} succeeded", run.id, event)
     text = f"succeeded: every required job succeeded, and {count(len(unsuccessful), 'job')} that may fail did not"
     return Clause("succeeded", text, run.id, event)
@@ -336,13 +336,13 @@ def _run_failed(context: ExplainContext, run: Run, event: Event | None) -> Claus
     if run.reason in ("PLAN_FAILED", "PLAN_TIMEOUT"):
         plan_event = context.last_event(run.id, "plan_failed")
         if run.reason == "PLAN_TIMEOUT":
-            limit = duration(run.planning_seconds * SECOND)
-            return Clause("plan_timed_out", f"failed, because there was no plan within {limit}", run.id, event)
-        error = colon_quote(plan_event.metadata.get("error")) if plan_event is not None else ""
-        return Clause("plan_failed", f"failed, because it could not be planned{error}", run.id, event)
+            time_limit = duration(run.planning_seconds * SECOND)
+            return Clause("plan_timed_out", f"failed, because there was no plan within {time_limit}", run.id, event)
+        error_text = colon_quote(plan_event.metadata.get("error")) if plan_event is not None else ""
+        return Clause("plan_failed", f"failed, because it could not be planned{error_text}", run.id, event)
     if run.reason == "VALIDATION_FAILED":
-        details = colon_quote(event.metadata.get("details")) if event is not None else ""
-        text = f"failed, because its final validation did not pass{details}"
+        details_text = colon_quote(event.metadata.get("details")) if event is not None else ""
+        text = f"failed, because its final validation did not pass{details_text}"
         return Clause("validation_failed", text, run.id, event)
     first_doomed = context.jobs.get(run.tally.first_doomed)
     if first_doomed is None:

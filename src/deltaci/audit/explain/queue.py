@@ -179,14 +179,14 @@ def group_waits(waits: Sequence[Wait]) -> list[WaitGroup]:
     )
 
 
-def _make_group(members: Sequence[Wait]) -> WaitGroup:
-    first_wait = members[0]
+def _make_group(member_waits: Sequence[Wait]) -> WaitGroup:
+    first_wait = member_waits[0]
     texts = _GROUP_TEXTS.get(first_wait.code)
-    text = capitalized(texts[len(members) > 1]) + "." if texts is not None else first_wait.first_reason.text
-    if texts is None and len(members) > 1 and text.startswith("Waits "):
+    text = capitalized(texts[len(member_waits) > 1]) + "." if texts is not None else first_wait.first_reason.text
+    if texts is None and len(member_waits) > 1 and text.startswith("Waits "):
         text = "Wait " + text.removeprefix("Waits ")
     about = first_wait.first_reason.about if first_wait.code in _SHARED_ABOUT_CODES else ""
-    return WaitGroup(key=first_wait.group_key, code=first_wait.code, text=text, about=about, count=len(members))
+    return WaitGroup(key=first_wait.group_key, code=first_wait.code, text=text, about=about, count=len(member_waits))
 
 
 def _make_wait(record: Attempt | Job | Run, rank: int, since: int, clauses: Sequence[Clause], group: str = "") -> Wait:

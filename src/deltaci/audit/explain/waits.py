@@ -49,24 +49,24 @@ def attempt_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     return explain(context, attempt) if explain is not None else []
 
 
-def _queued(context: ExplainContext, attempt: Attempt) -> list[Clause]:
+def _queued_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     event = context.last_event(attempt.id)
     clause = workers.worker_clause(context, attempt)
     clause = Clause(clause.code, clause.text, clause.about or attempt.id, event, clause.advice)
     clauses: list[Clause] = []
     if attempt.fence_until > context.now:
         lease = attempt.ended_lease
-        last_worker = f"worker {one_line(lease.worker_id)}" if lease is not None else "its last worker"
+        last_worker_text = f"worker {one_line(lease.worker_id)}" if lease is not None else "its last worker"
         text = f"cannot be claimed before {when(attempt.fence_until, context.now)}"
-        text += f": until then {last_worker}, which lost it,"
+        text += f": until then {last_worker_text}, which lost it,"
         clauses.append(Clause("fence", f"{text} may still be running it", attempt.id, event))
     elif attempt.run_at > context.now:
         text = f"is scheduled for {when(attempt.run_at, context.now)}"
         clauses.append(Clause("not_before", text, attempt.id, event))
     tenant = context.tenant
-    group_holder = tenant.groups.get(attempt.group, "") if attempt.group else ""
-    if group_holder and group_holder != attempt.id and not clauses:
-        clauses.append(_group_clause(context, attempt, group_holder))
+    holder_id = tenant.groups.get(attempt.group, "") if attempt.group else ""
+    if holder_id and holder_id != attempt.id and not clauses:
+        clauses.append(_group_clause(context, attempt, holder_id))
     if tenant.running_quota and tenant.running >= tenant.running_quota and not clauses:
         text = f"waits for the quota: {tenant.running} of at most {tenant.running_quota} jobs are running"
         advice = "It is claimed when one of them ends, or when the quota is raised."
@@ -79,33 +79,33 @@ def _queued(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     return clauses
 
 
-def _group_clause(context: ExplainContext, attempt: Attempt, holder: str) -> Clause:
-    """Return the clause for an attempt whose concurrency group is held by the attempt with the id `holder`.
+def _group_clause(context: ExplainContext, attempt: Attempt, holder_id: str) -> Clause:
+    """Return the clause for an attempt whose concurrency group is held by the attempt `holder_id`.
 
     That id contains the ids of its job and run.
     """
-    job_id = holder.rpartition(".")[0] or holder
+    job_id = holder_id.rpartition(".")[0] or holder_id
     run_id, _, name = job_id.partition("/")
-    holder_job = f"job {one_line(name or job_id)}"
+    job_text = f"job {one_line(name or job_id)}"
     if name and run_id != attempt.run_id:
-        holder_job += f" of run {one_line(run_id)}"
-    text = f"waits for group {one_line(attempt.group)}, which {holder_job} holds"
+        job_text += f" of run {one_line(run_id)}"
+    text = f"waits for group {one_line(attempt.group)}, which {job_text} holds"
     event = context.last_event(attempt.id)
     return Clause("waiting_for_group", text, job_id, event, "It is claimed when that job has ended.")
 
 
-def _leased(context: ExplainContext, attempt: Attempt) -> list[Clause]:
+def _leased_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     lease = attempt.lease
     if lease is None:
         return []
-    due = timers.next_due(attempt)
-    deadline = due[0] if due is not None else lease.accept_by
+    next_deadline = timers.next_due(attempt)
+    deadline = next_deadline[0] if next_deadline is not None else lease.accept_by
     accept_by = when(deadline, context.now)
     text = f"was assigned to worker {one_line(lease.worker_id)}, which has until {accept_by} to accept it"
     return [Clause("waiting_for_acceptance", text, attempt.id, context.last_event(attempt.id))]
 
 
-def _stale(context: ExplainContext, attempt: Attempt) -> list[Clause]:
+def _stale_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     event = context.last_event(attempt.id)
     lease = attempt.ended_lease
     by_actor = f" by {actor_name(event.actor)}" if event is not None else ""
@@ -118,26 +118,26 @@ def _stale(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     if attempt.lost_leases > attempt.max_lost_leases:
         advice = "Requeue it: it was lost too often and will fail."
         return [Clause("stalled", text, attempt.id, event, advice)]
-    from_time = f" from {when(attempt.fence_until, context.now)} on" if attempt.fence_until > context.now else ""
-    return [Clause("stalled", text, attempt.id, event, f"Requeue it, or let a worker claim it{from_time}.")]
+    from_text = f" from {when(attempt.fence_until, context.now)} on" if attempt.fence_until > context.now else ""
+    return [Clause("stalled", text, attempt.id, event, f"Requeue it, or let a worker claim it{from_text}.")]
 
 
-def _stopping(context: ExplainContext, attempt: Attempt) -> list[Clause]:
+def _stopping_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     event = context.last_event(attempt.id, "cancel_requested")
     text = f"is being stopped{outcomes.stop_cause(context, attempt)}"
-    due = timers.next_due(attempt)
-    if attempt.lease is None or due is None:
+    next_deadline = timers.next_due(attempt)
+    if attempt.lease is None or next_deadline is None:
         return [Clause("stopping", text, attempt.id, event)]
     text += f"; worker {one_line(attempt.lease.worker_id)} has not confirmed yet that it stopped"
-    advice = f"At {when(due[0], context.now)} it is ended without the worker."
+    advice = f"At {when(next_deadline[0], context.now)} it is ended without the worker."
     return [Clause("stopping", text, attempt.id, event, advice)]
 
 
 _ATTEMPT_WAITS: Final[dict[str, Callable[[ExplainContext, Attempt], list[Clause]]]] = {
-    core_attempt.QUEUED: _queued,
-    core_attempt.LEASED: _leased,
-    core_attempt.STALE: _stale,
-    core_attempt.CANCEL_REQUESTED: _stopping,
+    core_attempt.QUEUED: _queued_waits,
+    core_attempt.LEASED: _leased_waits,
+    core_attempt.STALE: _stale_waits,
+    core_attempt.CANCEL_REQUESTED: _stopping_waits,
 }
 
 
@@ -164,7 +164,7 @@ def waits_without_jobs(context: ExplainContext, job: Job) -> list[Clause]:
     return [explain(context, job)] if explain is not None else []
 
 
-def _retrying(context: ExplainContext, job: Job) -> Clause:
+def _retry_clause(context: ExplainContext, job: Job) -> Clause:
     event, attempt = context.last_event(job.id, "execution_failed"), context.attempt_of(job)
     text = f"waits for a retry: attempt {job.attempts + 1} of {job.spec.max_attempts} starts at"
     text += f" {when(job.next_run_at, context.now)}"
@@ -178,32 +178,32 @@ def _retrying(context: ExplainContext, job: Job) -> Clause:
     return Clause("retry_scheduled", text, job.id, event, advice)
 
 
-def _waiting_for_approval(context: ExplainContext, job: Job) -> Clause:
+def _approval_clause(context: ExplainContext, job: Job) -> Clause:
     gate = job.spec.gate
-    role = f" with the role {one_line(gate.role)}" if gate.role else ""
-    approvers = f"a person{role}" if gate.approvers == 1 else f"{gate.approvers} different people{role}"
+    role_text = f" with the role {one_line(gate.role)}" if gate.role else ""
+    approvers_text = f"a person{role_text}" if gate.approvers == 1 else f"{gate.approvers} different people{role_text}"
     if gate.not_by_starter and job.started_by:
-        approvers += f" (not {one_line(job.started_by)}, who started the run)"
-    text = f"waits for approval by {approvers}"
+        approvers_text += f" (not {one_line(job.started_by)}, who started the run)"
+    text = f"waits for approval by {approvers_text}"
     if job.approve_by:
         text += f" until {when(job.approve_by, context.now)}"
     if gate.approvers > 1:
-        given = len(job.approvals)
-        names = f" ({listed([approval.person for approval in job.approvals], 8)})" if given else ""
-        text += f"; {given} of {gate.approvers} {'has' if given == 1 else 'have'} approved{names}"
+        approval_count = len(job.approvals)
+        names = f" ({listed([approval.person for approval in job.approvals], 8)})" if approval_count else ""
+        text += f"; {approval_count} of {gate.approvers} {'has' if approval_count == 1 else 'have'} approved{names}"
     advice = "Without approval it fails then." if job.approve_by else "There is no deadline."
     return Clause("waiting_for_approval", text, job.id, context.last_event(job.id), advice)
 
 
-def _validating(context: ExplainContext, job: Job) -> Clause:
+def _validation_clause(context: ExplainContext, job: Job) -> Clause:
     text = "has run, and its result is being validated"
     return Clause("waiting_for_validation", text, job.id, context.last_event(job.id))
 
 
 _JOB_WAITS: Final[dict[str, Callable[[ExplainContext, Job], Clause]]] = {
-    core_job.RETRYING: _retrying,
-    core_job.WAITING_APPROVAL: _waiting_for_approval,
-    core_job.VALIDATING: _validating,
+    core_job.RETRYING: _retry_clause,
+    core_job.WAITING_APPROVAL: _approval_clause,
+    core_job.VALIDATING: _validation_clause,
 }
 
 
@@ -278,34 +278,36 @@ def _wait_chains(context: ExplainContext, unsatisfied: dict[str, Job], job: Job)
     blocking: dict[str, list[Job]] = {}
     stack = [(job, False)]
     while stack:
-        current, is_leaving = stack.pop()
+        visited_job, is_leaving = stack.pop()
         if is_leaving:
             # Of equal weights the first in the order of the plan.
-            heaviest = max(blocking[current.id], key=lambda blocker: chains[blocker.id].weight, default=None)
+            heaviest = max(blocking[visited_job.id], key=lambda blocker: chains[blocker.id].weight, default=None)
             if heaviest is not None:
                 next_chain = chains[heaviest.id]
-                chains[current.id] = _WaitChain(
+                chains[visited_job.id] = _WaitChain(
                     next_chain.weight, next_chain.root_id, heaviest.id, next_chain.length + 1
                 )
-        elif current.id in chains:
+        elif visited_job.id in chains:
             continue
-        elif current.state != core_job.PENDING:
-            weight = _WEIGHTS.get(root_clause(context, current).code, _DEFAULT_WEIGHT)
-            chains[current.id] = _WaitChain(weight, current.id)
+        elif visited_job.state != core_job.PENDING:
+            weight = _WEIGHTS.get(root_clause(context, visited_job).code, _DEFAULT_WEIGHT)
+            chains[visited_job.id] = _WaitChain(weight, visited_job.id)
         else:
-            chains[current.id] = _WaitChain(-1, current.id)  # Marks it as visited: the search ends even with a cycle.
-            blocking[current.id] = _blocking_jobs(unsatisfied, current)
-            stack.append((current, True))
-            stack.extend((blocker, False) for blocker in blocking[current.id] if blocker.id not in chains)
+            chains[visited_job.id] = _WaitChain(
+                -1, visited_job.id
+            )  # Marks it as visited: the search ends even with a cycle.
+            blocking[visited_job.id] = _blocking_jobs(unsatisfied, visited_job)
+            stack.append((visited_job, True))
+            stack.extend((blocker, False) for blocker in blocking[visited_job.id] if blocker.id not in chains)
     return chains
 
 
 def _waits_for_jobs(context: ExplainContext, job: Job) -> list[Clause]:
     """Return one clause for each root job at the end of this job's wait chains, the heaviest first."""
-    unsatisfied = _unsatisfied_jobs(context)
-    chains = _wait_chains(context, unsatisfied, job)
+    unsatisfied_jobs = _unsatisfied_jobs(context)
+    chains = _wait_chains(context, unsatisfied_jobs, job)
     by_root: dict[str, list[Job]] = {}
-    for blocker in sorted(_blocking_jobs(unsatisfied, job), key=lambda blocker: -chains[blocker.id].weight):
+    for blocker in sorted(_blocking_jobs(unsatisfied_jobs, job), key=lambda blocker: -chains[blocker.id].weight):
         by_root.setdefault(chains[blocker.id].root_id, []).append(blocker)
     clauses: list[Clause] = []
     for blockers in list(by_root.values())[:MAX_REASONS]:
@@ -347,14 +349,14 @@ def run_waits(context: ExplainContext, run: Run) -> list[SubjectClause]:
         return []
     subject = f"Run {one_line(run.id)}"
     if run.state in (core_run.CREATED, core_run.PLANNING):
-        return [(subject, clause) for clause in _planning(context, run)]
+        return [(subject, clause) for clause in _planning_clauses(context, run)]
     if run.state == core_run.VALIDATING:
         text = "waits for its final validation: all of its jobs have ended"
         return [(subject, Clause("waiting_for_validation", text, run.id, context.last_event(run.id)))]
     return list(_waits_of_jobs(context))
 
 
-def _planning(context: ExplainContext, run: Run) -> Iterator[Clause]:
+def _planning_clauses(context: ExplainContext, run: Run) -> Iterator[Clause]:
     event = context.last_event(run.id)
     if run.state == core_run.CREATED:
         yield Clause("planning", "waits for planning to start", run.id, event)
@@ -363,30 +365,30 @@ def _planning(context: ExplainContext, run: Run) -> Iterator[Clause]:
         yield Clause("planning", text, run.id, event, "Without a plan by then it fails.")
     request = context.last_event(run.id, "cancel_requested")
     if run.cancel_reason:
-        by = f" by {actor_name(request.actor)}" if request is not None else ""
-        yield Clause("stopping", f"was cancelled{by} and stops as soon as it is planned", run.id, request)
+        by_actor = f" by {actor_name(request.actor)}" if request is not None else ""
+        yield Clause("stopping", f"was cancelled{by_actor} and stops as soon as it is planned", run.id, request)
 
 
 def _waits_of_jobs(context: ExplainContext) -> Iterator[SubjectClause]:
     """Yield what the jobs of the run themselves wait for, with one clause for all jobs that wait for the same."""
-    grouped: dict[tuple[str, str], list[Job]] = {}
-    clauses: dict[tuple[str, str], Clause] = {}
+    jobs_by_key: dict[tuple[str, str], list[Job]] = {}
+    clause_by_key: dict[tuple[str, str], Clause] = {}
     for job in context.jobs.values():
         if job.state == core_job.PENDING or job.state in core_job.TERMINAL:
             continue
         for clause in waits_without_jobs(context, job):
             if clause.code != POSITION:
                 key = (clause.code, clause.text)
-                grouped.setdefault(key, []).append(job)
-                clauses.setdefault(key, clause)
-    keys = sorted(grouped, key=lambda key: -_WEIGHTS.get(key[0], _DEFAULT_WEIGHT))
+                jobs_by_key.setdefault(key, []).append(job)
+                clause_by_key.setdefault(key, clause)
+    keys = sorted(jobs_by_key, key=lambda key: -_WEIGHTS.get(key[0], _DEFAULT_WEIGHT))
     for key in keys[:MAX_REASONS]:
-        jobs, clause = grouped[key], clauses[key]
+        jobs, clause = jobs_by_key[key], clause_by_key[key]
         if len(jobs) > 1:
             other_names = listed([job.spec.name for job in jobs[1:]])
             clause = clause.add_advice(f"The same applies to {other_names}.")
         yield f"Job {one_line(jobs[0].spec.name)}", clause
-    omitted_count = sum(len(grouped[key]) for key in keys[MAX_REASONS:])
+    omitted_count = sum(len(jobs_by_key[key]) for key in keys[MAX_REASONS:])
     if omitted_count:
         verb = "waits" if omitted_count == 1 else "wait"
         about = context.run.id if context.run else ""

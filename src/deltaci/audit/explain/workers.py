@@ -43,39 +43,37 @@ def _clause_for_labels(context: ExplainContext, queue_key: str, *, is_plain: boo
     required = required_labels(queue_key)
     registered = context.workers
     matching = [worker for worker, labels in registered if required <= labels]
-    needed_worker = f"a worker{_with_labels(sorted(required))}"
+    needed_text = f"a worker{_with_labels(sorted(required))}"
     if is_plain and not matching:
         # Workers of the plain queue need not register, so the absence of a registered one says nothing.
-        return Clause(CLAIMABLE, f"waits until {needed_worker} asks the queue for work", "")
+        return Clause(CLAIMABLE, f"waits until {needed_text} asks the queue for work", "")
     if not registered:
-        return Clause(
-            NO_WORKER, f"waits for {needed_worker}: no worker is registered", "", None, _start_advice(required)
-        )
+        return Clause(NO_WORKER, f"waits for {needed_text}: no worker is registered", "", None, _start_advice(required))
     if not matching:
-        return _missing_labels_clause(registered, required, needed_worker)
+        return _missing_labels_clause(registered, required, needed_text)
     responsive = [worker for worker in matching if worker.state != core_worker.UNRESPONSIVE]
     on_hold = [worker for worker in responsive if worker.hold and not worker.shutdown_reason]
     available = [worker for worker in responsive if not worker.hold and not worker.shutdown_reason]
     if not responsive:
-        text = f"waits for {needed_worker}: {_share_of_matching(matching, matching)} stopped answering"
+        text = f"waits for {needed_text}: {_share_of_matching(matching, matching)} stopped answering"
         advice = "Check the workers that do not answer, or start another worker."
         return Clause(UNRESPONSIVE, text, matching[0].id, None, advice)
     if not available and on_hold:
-        return _on_hold_clause(on_hold, len(matching), needed_worker)
+        return _on_hold_clause(on_hold, len(matching), needed_text)
     if not available:
         other_text = ", and the rest stopped answering" if len(responsive) < len(matching) else ""
-        text = f"waits for {needed_worker}: {_share_of_matching(responsive, matching)}"
+        text = f"waits for {needed_text}: {_share_of_matching(responsive, matching)}"
         text += f" will shut down and take no new work{other_text}"
         return Clause(LEAVING, text, responsive[0].id, None, _start_advice(required))
-    free = [worker for worker in available if _has_free_slot(worker)]
-    if not free:
-        return _busy_clause(context, available, len(matching), needed_worker, is_any_on_hold=bool(on_hold))
-    return Clause(CLAIMABLE, _claimable_text(free), free[0].id)
+    free_workers = [worker for worker in available if _has_free_slot(worker)]
+    if not free_workers:
+        return _busy_clause(context, available, len(matching), needed_text, is_any_on_hold=bool(on_hold))
+    return Clause(CLAIMABLE, _claimable_text(free_workers), free_workers[0].id)
 
 
-def _claimable_text(free: Sequence[Worker]) -> str:
-    verb = "has" if len(free) == 1 else "have"
-    return f"waits to be claimed: {listed([worker.id for worker in free])} {verb} a free slot"
+def _claimable_text(free_workers: Sequence[Worker]) -> str:
+    verb = "has" if len(free_workers) == 1 else "have"
+    return f"waits to be claimed: {listed([worker.id for worker in free_workers])} {verb} a free slot"
 
 
 def _has_free_slot(worker: Worker) -> bool:
@@ -100,14 +98,14 @@ def _left_to_others(context: ExplainContext, attempt: Attempt) -> Clause | None:
     )
     free_workers = [worker for worker in other_workers if _has_free_slot(worker)]
     if not free_workers:
-        needed_worker = f"a worker{_with_labels(sorted(required))}"
-        busy_clause = _busy_clause(context, other_workers, len(other_workers), needed_worker, is_any_on_hold=False)
+        needed_text = f"a worker{_with_labels(sorted(required))}"
+        busy_clause = _busy_clause(context, other_workers, len(other_workers), needed_text, is_any_on_hold=False)
         return Clause(BUSY, f"{busy_clause.text}; {avoided_text}", other_workers[0].id, None, busy_clause.advice)
     return Clause(CLAIMABLE, f"{_claimable_text(free_workers)}; {avoided_text}", free_workers[0].id)
 
 
-def _on_hold_clause(on_hold: Sequence[Worker], matching_count: int, needed_worker: str) -> Clause:
-    """Return the clause for an attempt whose matching workers answer, but are drained or quarantined."""
+def _on_hold_clause(on_hold: Sequence[Worker], matching_count: int, needed_text: str) -> Clause:
+    """Return the clause for an attempt of which no matching worker takes work, and some are drained or quarantined."""
     text = "; ".join(
         f"worker {one_line(worker.id)} matches, but {describe_hold(worker)}" for worker in on_hold[:MAX_LISTED]
     )
@@ -116,24 +114,23 @@ def _on_hold_clause(on_hold: Sequence[Worker], matching_count: int, needed_worke
         text += f"; {unlisted_count} more {'is' if unlisted_count == 1 else 'are'} on hold"
     other_text = "" if len(on_hold) == matching_count else ", and the rest stopped answering or will shut down"
     advice = f"`deltaci workers resume {one_line(on_hold[0].id)}` lets it take work again."
-    return Clause(ON_HOLD, f"waits for {needed_worker}: {text}{other_text}", on_hold[0].id, None, advice)
+    return Clause(ON_HOLD, f"waits for {needed_text}: {text}{other_text}", on_hold[0].id, None, advice)
 
 
 def describe_hold(worker: Worker) -> str:
     """Return the end of a sentence that says that the worker is drained or quarantined, since when and why."""
-    since = f"since {moment(worker.held_at)}"
+    since_text = f"since {moment(worker.held_at)}"
     if worker.hold == core_worker.DRAINED:
-        return f"is drained {since}{colon_quote(worker.hold_reason)}"
+        return f"is drained {since_text}{colon_quote(worker.hold_reason)}"
     if worker.hold_reason == core_worker.REPEATED_INFRA_FAILURES:
-        times = core_worker.MAX_INFRA_FAILURES
-        return (
-            f"is quarantined {since}: {times} times in a row it lost a job or failed one because of its infrastructure"
-        )
-    return f"is quarantined {since}{colon_quote(worker.hold_reason)}"
+        failure_count = core_worker.MAX_INFRA_FAILURES
+        cause_text = f"{failure_count} times in a row it lost a job or failed one because of its infrastructure"
+        return f"is quarantined {since_text}: {cause_text}"
+    return f"is quarantined {since_text}{colon_quote(worker.hold_reason)}"
 
 
 def _missing_labels_clause(
-    registered: Sequence[tuple[Worker, set[str]]], required: set[str], needed_worker: str
+    registered: Sequence[tuple[Worker, set[str]]], required: set[str], needed_text: str
 ) -> Clause:
     closest, labels = min(registered, key=lambda pair: len(required - pair[1]))
     missing = sorted(required - labels)
@@ -144,14 +141,14 @@ def _missing_labels_clause(
     else:
         text = f"none of the {len(registered)} workers has all of them; the closest, {one_line(closest.id)},"
         text += f" lacks {listed(missing, 8)}"
-    return Clause(NO_FITTING_WORKER, f"waits for {needed_worker}: {text}", closest.id, None, _start_advice(required))
+    return Clause(NO_FITTING_WORKER, f"waits for {needed_text}: {text}", closest.id, None, _start_advice(required))
 
 
 def _busy_clause(
     context: ExplainContext,
     available: Sequence[Worker],
     matching_count: int,
-    needed_worker: str,
+    needed_text: str,
     *,
     is_any_on_hold: bool,
 ) -> Clause:
@@ -166,7 +163,7 @@ def _busy_clause(
     )
     other_text = "" if is_all else f", and the rest {unavailable}"
     task_text = "" if context.is_brief else f" ({'; '.join(worker_texts)})"
-    text = f"waits for {needed_worker}: {subject} {verb} busy{task_text}{other_text}"
+    text = f"waits for {needed_text}: {subject} {verb} busy{task_text}{other_text}"
     return Clause(BUSY, text, available[0].id, None, "It is claimed when a slot becomes free.")
 
 

@@ -28,10 +28,10 @@ def progress(jobs: Sequence[Job]) -> Progress:
     A critical failed task is shown first.
     """
     states = [(job, task_state(job)) for job in jobs]
-    failed = [job for job, state in states if state == "failed"]
+    failed_jobs = [job for job, state in states if state == "failed"]
     return Progress(
         counts=dict(sorted(Counter(state for _, state in states if state).items())),
         under_way=[job.spec.name for job, state in states if state in ("running", "validating")],
         waiting=[job.spec.name for job, state in states if state in ("queued", "retrying")],
-        failed=next((job for job in failed if job.spec.is_required), failed[0] if failed else None),
+        failed=next((job for job in failed_jobs if job.spec.is_required), failed_jobs[0] if failed_jobs else None),
     )

@@ -52,7 +52,10 @@ def _expected_lease_states(attempt: TrackedAttempt, event: EventLine) -> frozens
 def check_owner(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """Report a worker's event unless this worker holds the attempt's lease and the lease has not expired."""
+    """Report an event that a worker caused without holding the attempt's live lease.
+
+    A claim must be for the worker that makes it, and a worker of a run must be IDLE or BUSY.
+    """
     if actor_kind(event.actor) != RUNNER:
         return
     sender = event.actor.partition(":")[2]
@@ -398,10 +401,10 @@ def check_claimable(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
     """Report a claim of an attempt that is not due yet or has lost too many leases."""
-    due = max(attempt.run_at, attempt.fence_until)
-    if event.at < due:
+    due_at = max(attempt.run_at, attempt.fence_until)
+    if event.at < due_at:
         verifier.flag(
-            "QUE-S1", f"attempt {attempt.id} is claimed before {due.isoformat()}", "a claim at that time or later"
+            "QUE-S1", f"attempt {attempt.id} is claimed before {due_at.isoformat()}", "a claim at that time or later"
         )
     if attempt.lost_leases > attempt.max_lost_leases:
         verifier.flag(
@@ -448,7 +451,7 @@ def check_stale(
 def check_requeued(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """Report a requeue after too many lost leases, or before the fence of the last lease has passed."""
+    """Report a requeue after too many lost leases, or with a `run_at` at which the last worker may still run it."""
     if event.from_ != core_attempt.STALE:
         return
     if attempt.lost_leases > attempt.max_lost_leases:

@@ -79,7 +79,9 @@ Problem = tuple[str, str, str]  # The rule, what the log says, and what would be
 
 def legal_targets(entity: str, source: str | None) -> str:
     """Return the transitions that are allowed from a state, as text for a message."""
-    transitions = [f"{to} by {trigger}" for (name, from_, to, trigger) in LEGAL if (name, from_) == (entity, source)]
+    transitions = [
+        f"{target} by {trigger}" for (name, from_, target, trigger) in LEGAL if (name, from_) == (entity, source)
+    ]
     return ", ".join(transitions) or "nothing: the state is terminal"
 
 
@@ -88,16 +90,18 @@ def _step_problems(event: EventLine, actor: str) -> list[Problem]:
 
     The entity's earlier events are not considered.
     """
-    kind, step = event.entity, f"{event.from_} → {event.to}"
+    kind, step_text = event.entity, f"{event.from_} → {event.to}"
     allowed_by = LEGAL.get((kind, event.from_, event.to, event.trigger))
     if allowed_by is None:
         legal = f"from {event.from_}: {legal_targets(kind, event.from_)}"
-        return [(DOCUMENT_RULE[kind], f"{step} by {event.trigger}", legal)]
+        return [(DOCUMENT_RULE[kind], f"{step_text} by {event.trigger}", legal)]
     severities = allowed_by.get(actor)
     if severities is None:
-        return [("ORC-O1", f"{step} by {event.trigger} was made by {event.actor}", " or ".join(sorted(allowed_by)))]
+        return [
+            ("ORC-O1", f"{step_text} by {event.trigger} was made by {event.actor}", " or ".join(sorted(allowed_by)))
+        ]
     if event.severity not in severities:
-        return [("WST-E3", f"{step} has severity {event.severity}", " or ".join(sorted(severities)))]
+        return [("WST-E3", f"{step_text} has severity {event.severity}", " or ".join(sorted(severities)))]
     return []
 
 
@@ -281,9 +285,9 @@ class CanonicalVerifier:
             for step in steps:
                 if view.allows(step) is None:
                     edges: tuple[Edge | Extension, ...] = (*view.edges, *view.extensions)
-                    allowed = [edge.target for edge in edges if edge.source == step.source]
+                    allowed_targets = [edge.target for edge in edges if edge.source == step.source]
                     problem = f"document {view.document} sees {step.source} → {step.target} by {step.trigger}"
-                    problems.append(("MOD-V1", problem, ", ".join(allowed) or "nothing"))
+                    problems.append(("MOD-V1", problem, ", ".join(allowed_targets) or "nothing"))
         return tuple(new_states), problems
 
     def _apply(self, entity: TrackedEntity, event: EntityEventLine) -> None:

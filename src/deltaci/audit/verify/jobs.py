@@ -147,11 +147,17 @@ def check_attempt_number(verifier: CanonicalVerifier, job: TrackedJob, event: Ev
 
 def check_started(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
     """Report a job that starts to run without a lease of its latest attempt to the worker that is named."""
-    current = job.latest_attempt
-    if current is None or current.state != core_attempt.LEASED or metadata.worker_id != current.worker_id:
-        state = current.state if current else "missing"
+    latest_attempt = job.latest_attempt
+    if (
+        latest_attempt is None
+        or latest_attempt.state != core_attempt.LEASED
+        or metadata.worker_id != latest_attempt.worker_id
+    ):
+        state = latest_attempt.state if latest_attempt else "missing"
         problem = f"job {job.id} is started by {metadata.worker_id} while its attempt is {state}"
-        verifier.flag("STP-S1", problem, f"its attempt LEASED to {current.worker_id if current else 'a worker'}")
+        verifier.flag(
+            "STP-S1", problem, f"its attempt LEASED to {latest_attempt.worker_id if latest_attempt else 'a worker'}"
+        )
     elif bool(metadata.is_reclaim) != (event.from_ == core_job.RUNNING):
         verifier.flag(
             "STP-S8",
@@ -197,13 +203,17 @@ def check_attempt_failed(verifier: CanonicalVerifier, job: TrackedJob, event: Ev
     """
     if event.from_ != core_job.RUNNING:
         return
-    current = job.latest_attempt
-    if current is None or current.state not in (core_attempt.FAILED, core_attempt.TIMED_OUT) or current.error is None:
+    latest_attempt = job.latest_attempt
+    if (
+        latest_attempt is None
+        or latest_attempt.state not in (core_attempt.FAILED, core_attempt.TIMED_OUT)
+        or latest_attempt.error is None
+    ):
         verifier.flag(
             "WST-T5", f"job {job.id} goes to {event.to} without a failed attempt", "its attempt FAILED or TIMED_OUT"
         )
         return
-    error = current.error
+    error = latest_attempt.error
     if (metadata.failure_class, metadata.rule, metadata.code) != (
         error.failure_class,
         error.rule,
@@ -219,24 +229,26 @@ def check_attempt_failed(verifier: CanonicalVerifier, job: TrackedJob, event: Ev
         problem = f"job {job.id} goes to {event.to} after {job.attempt_count} of {job.max_attempts} attempts"
         problem += f" with class {error.failure_class}"
         verifier.flag(rule, problem, "RETRYING" if is_retried else "FAILED")
-    retries = job.attempt_count if event.to == core_job.RETRYING else job.attempt_count - 1
+    expected_retry_count = job.attempt_count if event.to == core_job.RETRYING else job.attempt_count - 1
     if (metadata.retry_count, metadata.max_retries, metadata.attempt_index) != (
-        retries,
+        expected_retry_count,
         job.max_attempts - 1,
         job.attempt_count,
     ):
         problem = f"job {job.id} counts {metadata.retry_count} of {metadata.max_retries} retries"
         problem += f" at attempt {metadata.attempt_index}"
-        verifier.flag("WST-TI4", problem, f"{retries} of {job.max_attempts - 1} at attempt {job.attempt_count}")
+        verifier.flag(
+            "WST-TI4", problem, f"{expected_retry_count} of {job.max_attempts - 1} at attempt {job.attempt_count}"
+        )
     if event.to == core_job.RETRYING:
         _check_backoff(verifier, job, event, metadata)
 
 
 def _check_backoff(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
-    wait = timedelta(seconds=backoff_seconds(job.attempt_count, job.base_delay_seconds, job.max_delay_seconds))
+    backoff = timedelta(seconds=backoff_seconds(job.attempt_count, job.base_delay_seconds, job.max_delay_seconds))
     fence_until = job.latest_attempt.fence_until if job.latest_attempt else EPOCH
-    earliest = max(event.at + wait, fence_until)
-    latest = max(event.at + wait * (1 + job.jitter) + _MICROSECOND, fence_until)
+    earliest = max(event.at + backoff, fence_until)
+    latest = max(event.at + backoff * (1 + job.jitter) + _MICROSECOND, fence_until)
     job.next_run_at = metadata.next_run_at or EPOCH
     if not earliest <= job.next_run_at <= latest:
         verifier.flag(
@@ -256,22 +268,24 @@ _RUN_STATES: Final = {
 
 def check_canceled(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
     """Report a cancelled job without a reason, or whose attempt, needs or run do not fit the reason."""
-    current = job.latest_attempt
+    latest_attempt = job.latest_attempt
     if not metadata.reason:
         verifier.flag(
             "MOD-6", f"job {job.id} is cancelled without a reason", "BLOCKED, NOT_NEEDED or the reason of the request"
         )
     if event.from_ in (core_job.QUEUED, core_job.RUNNING) and (
-        current is None or current.state != core_attempt.CANCELED
+        latest_attempt is None or latest_attempt.state != core_attempt.CANCELED
     ):
-        problem = f"job {job.id} is cancelled while its attempt is {current.state if current else 'missing'}"
+        problem = (
+            f"job {job.id} is cancelled while its attempt is {latest_attempt.state if latest_attempt else 'missing'}"
+        )
         verifier.flag("ORC-J3", problem, "its attempt CANCELED first")
     elif (
         event.from_ in (core_job.QUEUED, core_job.RUNNING)
-        and current is not None
-        and current.cancel_reason != metadata.reason
+        and latest_attempt is not None
+        and latest_attempt.cancel_reason != metadata.reason
     ):
-        verifier.flag("ORC-J3", f"job {job.id} is cancelled for {metadata.reason}", current.cancel_reason)
+        verifier.flag("ORC-J3", f"job {job.id} is cancelled for {metadata.reason}", latest_attempt.cancel_reason)
     if metadata.reason == core_job.BLOCKED and not any(
         is_unsatisfiable(job.run.jobs[need]) for need in job.needs if need in job.run.jobs
     ):

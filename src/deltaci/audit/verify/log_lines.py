@@ -162,13 +162,13 @@ class WorkerMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=Fal
 
 
 class LeaseEventMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """The metadata of a lease's line."""
+    """The metadata of a line about a lease."""
 
     worker_id: Name
 
 
 class RunEventLine(EventLine, tag="run", gc=False):
-    """A line about a run."""
+    """A line of the canonical log about a run."""
 
     entity: ClassVar[str] = "run"
 
@@ -176,7 +176,7 @@ class RunEventLine(EventLine, tag="run", gc=False):
 
 
 class JobEventLine(EventLine, tag="job", gc=False):
-    """A line about a job."""
+    """A line of the canonical log about a job."""
 
     entity: ClassVar[str] = "job"
 
@@ -184,7 +184,7 @@ class JobEventLine(EventLine, tag="job", gc=False):
 
 
 class AttemptEventLine(EventLine, tag="attempt", gc=False):
-    """A line about an attempt."""
+    """A line of the canonical log about an attempt."""
 
     entity: ClassVar[str] = "attempt"
 
@@ -192,7 +192,7 @@ class AttemptEventLine(EventLine, tag="attempt", gc=False):
 
 
 class WorkerEventLine(EventLine, tag="worker", gc=False):
-    """A line about a worker."""
+    """A line of the canonical log about a worker."""
 
     entity: ClassVar[str] = "worker"
 
@@ -200,7 +200,7 @@ class WorkerEventLine(EventLine, tag="worker", gc=False):
 
 
 class LeaseEventLine(EventLine, tag="lease", gc=False):
-    """A line about a lease."""
+    """A line of the canonical log about a lease."""
 
     entity: ClassVar[str] = "lease"
 

@@ -66,9 +66,9 @@ class Report(msgspec.Struct):
 
     def summary(self) -> str:
         """Return the result as one line of text."""
-        size = f"{self.lines:,} lines of {self.format}, {self.entities:,} entities"
-        violations = "1 violation" if self.count == 1 else f"{self.count:,} violations"
-        return f"legal: {size}" if self.is_legal else f"not legal: {violations} in {size}"
+        size_text = f"{self.lines:,} lines of {self.format}, {self.entities:,} entities"
+        violations_text = "1 violation" if self.count == 1 else f"{self.count:,} violations"
+        return f"legal: {size_text}" if self.is_legal else f"not legal: {violations_text} in {size_text}"
 
 
 class RecentIds:

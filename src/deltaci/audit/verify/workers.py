@@ -77,8 +77,8 @@ def check_released(
                 "WST-K8", f"worker {worker.id} goes to {event.to}", "SHUTDOWN" if worker.is_leaving else "IDLE"
             )
     if event.trigger != "health_check_recovered" and (worker.attempt_ids or worker.ended_attempts):
-        leased = ", ".join(sorted({*worker.attempt_ids, *worker.ended_attempts}))
-        verifier.flag("WST-KG3", f"worker {worker.id} is {event.to} while it holds {leased}", "no lease left")
+        leased_ids = ", ".join(sorted({*worker.attempt_ids, *worker.ended_attempts}))
+        verifier.flag("WST-KG3", f"worker {worker.id} is {event.to} while it holds {leased_ids}", "no lease left")
 
 
 def _check_lease_ended(verifier: CanonicalVerifier, worker: TrackedWorker, metadata: WorkerMetadata) -> None:
@@ -97,16 +97,16 @@ def _check_failure_count(
     Failures of leases that the worker held at the same time count once. The event has the count only if it changed. At
     the maximum, the worker must be quarantined in the same transaction.
     """
-    id, before = metadata.attempt_id or "", worker.infra_failures
+    id, count_before = metadata.attempt_id or "", worker.infra_failures
     if is_infra_failure and id not in worker.excused_attempts:
-        worker.infra_failures, worker.excused_attempts = before + 1, {*worker.attempt_ids, *worker.ended_attempts}
+        worker.infra_failures, worker.excused_attempts = count_before + 1, {*worker.attempt_ids, *worker.ended_attempts}
         worker.is_quarantine_due = (
             worker.infra_failures >= core_worker.MAX_INFRA_FAILURES and not worker.hold and not worker.is_leaving
         )
     elif is_infra_failure is False:
         worker.infra_failures = 0
     worker.excused_attempts.discard(id)
-    if metadata.infra_failures != (worker.infra_failures if worker.infra_failures != before else None):
+    if metadata.infra_failures != (worker.infra_failures if worker.infra_failures != count_before else None):
         verifier.flag(
             "WST-KH4",
             f"worker {worker.id} counts {metadata.infra_failures} infrastructure failures in a row",
@@ -155,9 +155,11 @@ def _is_hold_allowed(worker: TrackedWorker, metadata: WorkerMetadata) -> bool:
 
 
 def _check_task_count(verifier: CanonicalVerifier, worker: TrackedWorker, metadata: WorkerMetadata) -> None:
-    leases = len(worker.attempt_ids) + len(worker.ended_attempts)
-    if metadata.tasks != leases:
-        verifier.flag("WST-KI1", f"worker {worker.id} has {metadata.tasks} tasks", f"{leases}, its number of leases")
+    lease_count = len(worker.attempt_ids) + len(worker.ended_attempts)
+    if metadata.tasks != lease_count:
+        verifier.flag(
+            "WST-KI1", f"worker {worker.id} has {metadata.tasks} tasks", f"{lease_count}, its number of leases"
+        )
 
 
 def check_unresponsive(
