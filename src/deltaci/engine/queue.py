@@ -147,7 +147,7 @@ _FIELDS: Final = (
 
 
 class ClaimedJob(QueueJob):
-    """A claimed job with its lease id, which proves the right to run the job. No other method returns the lease id."""
+    """A claimed job with its lease id, which proves the right to run the job. Only the claim returns the lease id."""
 
     __slots__ = ("lease_id",)
 

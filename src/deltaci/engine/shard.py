@@ -194,7 +194,7 @@ class Shard:
 
         After a conflict with another server, decide the batch again from the records as they are stored now.
         """
-        invariant_failures = 0
+        invariant_failure_count = 0
         for _ in range(MAX_CONFLICTS):
             try:
                 return await self._store.transact(lambda: self._process(requests))
@@ -203,8 +203,8 @@ class Shard:
             except InvariantBroken:
                 # Two records may have been read at different times, with another server's commit in between.
                 self._clear_cache()
-                invariant_failures += 1
-                if invariant_failures == MAX_INVARIANT_FAILURES:
+                invariant_failure_count += 1
+                if invariant_failure_count == MAX_INVARIANT_FAILURES:
                     raise
             except BaseException:
                 self._clear_cache()  # It is unknown whether the batch was written; only the store knows.
@@ -322,15 +322,15 @@ class Shard:
         Load the records that it turns out to need. Before a refusal, or a decision without changes, read stale cached
         records again.
         """
-        loads = 0
+        load_count = 0
         while True:
             try:
                 decision = decide(self._unit_of_work, command, now)
-            except NotLoaded as missing:
-                loads += 1
+            except NotLoaded as not_loaded:
+                load_count += 1
                 record = self._unit_of_work.records.get(command.id)
-                run_id = record.run_id if record is not None and loads == MAX_CHAIN_LOADS else ""
-                yield from self._load(missing, run_id)
+                run_id = record.run_id if record is not None and load_count == MAX_CHAIN_LOADS else ""
+                yield from self._load(not_loaded, run_id)
                 continue
             except Refused as refused:
                 if self._evict_stale(command.id, changed):
@@ -369,14 +369,14 @@ class Shard:
             self._stored.pop(stale_id, None)
         return bool(stale_ids)
 
-    def _load(self, missing: NotLoaded, whole_run_id: str = "") -> Transaction[None]:
-        if run_id := whole_run_id or missing.jobs_of:
+    def _load(self, not_loaded: NotLoaded, whole_run_id: str = "") -> Transaction[None]:
+        if run_id := whole_run_id or not_loaded.jobs_of:
             stored_records = yield LoadJobs(run_id)
             self._cache_loaded(stored_records)
             self._unit_of_work.job_ids[run_id] = tuple(stored.record.id for stored in stored_records)
         else:
-            stored_records = yield Load(missing.ids)
-            self._cache_loaded(stored_records, missing.ids)
+            stored_records = yield Load(not_loaded.ids)
+            self._cache_loaded(stored_records, not_loaded.ids)
 
     def _count_live_leases(self, claims: Iterable[Claim]) -> Transaction[None]:
         """Count the live leases of each tenant whose claims have a limit.
@@ -384,15 +384,15 @@ class Shard:
         This must be the first query of the transaction, see `CountLiveLeases`.
         """
         self._live_leases.clear()
-        limits: dict[str, int] = {}
+        limit_by_tenant: dict[str, int] = {}
         for claim in claims:
             if claim.tenant_limit:
-                limits[claim.tenant] = max(claim.tenant_limit, limits.get(claim.tenant, 0))
+                limit_by_tenant[claim.tenant] = max(claim.tenant_limit, limit_by_tenant.get(claim.tenant, 0))
             elif self._limited_tenants:
                 self._limited_tenants.discard(claim.tenant)
-        for tenant in sorted(limits):
+        for tenant in sorted(limit_by_tenant):
             self._limited_tenants.add(tenant)
-            self._live_leases[tenant] = yield CountLiveLeases(tenant, limits[tenant])
+            self._live_leases[tenant] = yield CountLiveLeases(tenant, limit_by_tenant[tenant])
 
     def _remaining_limit(self, claim: Claim) -> int:
         """Return how many attempts the claim may get, given its own limit and the tenant's limit on live leases."""
@@ -418,10 +418,10 @@ class Shard:
             stored_records: list[StoredRecord] = yield from self._unreadable_reporter.find_readable(
                 query, now + STUCK_SECONDS * SECOND
             )
-            granted_in_result = sum(not self._is_still_ready(stored) for stored in stored_records)
-            if granted_in_result <= granted_count or len(stored_records) < query.limit:
+            granted_in_result_count = sum(not self._is_still_ready(stored) for stored in stored_records)
+            if granted_in_result_count <= granted_count or len(stored_records) < query.limit:
                 self._pools[pool_key] = self._cache_loaded(stored_records)
-            granted_count = granted_in_result
+            granted_count = granted_in_result_count
         return self._pools[pool_key]
 
     def _is_still_ready(self, stored: StoredRecord) -> bool:
@@ -540,16 +540,16 @@ class Shard:
         self._cache_loaded(stored_records)
         for stored in stored_records:
             id = stored.record.id
-            due = self._next_due(id)
-            if due is not None and due[0] <= now:
+            deadline = self._next_due(id)
+            if deadline is not None and deadline[0] <= now:
                 try:
-                    yield from self._decide(due[1](id=id), now, changed, events)
+                    yield from self._decide(deadline[1](id=id), now, changed, events)
                 except InvariantBroken:
                     # An internal error of this record only: the deadlines of the others are still carried out.
                     LOGGER.exception("what is due for %s cannot be carried out; it is tried again later", id)
-                due = self._next_due(id)
+                deadline = self._next_due(id)
             # A heartbeat does not move the stored due time, so it may be too early. Correct it now.
-            due_at = due[0] if due is not None else None
+            due_at = deadline[0] if deadline is not None else None
             due_times[id] = max(due_at, retry_at) if due_at is not None and due_at <= now else due_at
         return len(stored_records)
 
@@ -560,8 +560,8 @@ class Shard:
     def _put_changed(self, record: Record, due_times: dict[str, int | None]) -> Put:
         """Return the `Put` that writes a changed record with its ready time and its due time."""
         version, old_due_at = self._stored.get(record.id, (0, None))
-        due = next_due(record)
-        due_at = due[0] if due is not None else None
+        deadline = next_due(record)
+        due_at = deadline[0] if deadline is not None else None
         if record.id not in due_times and due_at is not None and old_due_at is not None:
             # Store only an earlier deadline, so that a renewed lease does not change the index.
             due_at = min(due_at, old_due_at)
@@ -593,8 +593,8 @@ def related_ids(command: Command) -> Iterable[str]:
     if separator:
         yield run_id
         yield f"{run_id}/{name_in_run.rpartition('.')[0] or name_in_run}"
-        kind, _, worker_id = command.actor.partition(":")
-        if kind == RUNNER:
+        sender_kind, _, worker_id = command.actor.partition(":")
+        if sender_kind == RUNNER:
             yield worker_id
 
 

@@ -304,16 +304,16 @@ class ClaimWaiters:
                 self._offer_capacity(tenant)
                 continue
             required = required_labels(queue_key)
-            remaining = count
-            woken: list[WaiterGroup] = []
+            remaining_count = count
+            woken_groups: list[WaiterGroup] = []
             for group in self._groups.values():
                 if group.key[0] == tenant and required <= group.labels:
                     permit = group.permit()
                     group.request_repeats(permit, count)
-                    if remaining and group.waiting:
-                        remaining -= group.wake(permit, remaining)
-                        woken.append(group)
-            for group in woken:  # The next time other groups come first.
+                    if remaining_count and group.waiting:
+                        remaining_count -= group.wake(permit, remaining_count)
+                        woken_groups.append(group)
+            for group in woken_groups:  # The next time other groups come first.
                 self._groups.move_to_end(group.key)
 
     def _offer_capacity(self, tenant: str) -> None:

@@ -248,8 +248,8 @@ class Worker:
         ]
         try:
             # The second claim is decided while the first is being written.
-            claimers = 2 if self._concurrency >= TWO_CLAIMERS_CONCURRENCY else 1
-            await asyncio.gather(*(self._claim_loop(handlers, until_empty=until_empty) for _ in range(claimers)))
+            claimer_count = 2 if self._concurrency >= TWO_CLAIMERS_CONCURRENCY else 1
+            await asyncio.gather(*(self._claim_loop(handlers, until_empty=until_empty) for _ in range(claimer_count)))
             await self._drain()
         finally:
             for leased_task in self._tasks.values():
@@ -363,11 +363,11 @@ class Worker:
             for task in list(self._tasks.values()):
                 if now >= task.proved_until and not task.is_fenced:
                     task.fence()
-            live = [task for task in self._tasks.values() if not task.is_fenced]
+            live_tasks = [task for task in self._tasks.values() if not task.is_fenced]
             if now >= heartbeat_at:
                 heartbeat_at = now + interval
-                await self._send_heartbeats(live)
-            next_at = min([heartbeat_at, *(task.proved_until for task in live)])
+                await self._send_heartbeats(live_tasks)
+            next_at = min([heartbeat_at, *(task.proved_until for task in live_tasks)])
             await asyncio.sleep(max(0.01, next_at - time.monotonic()))
 
     async def _send_heartbeats(self, tasks: list[Task]) -> None:
