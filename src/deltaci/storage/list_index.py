@@ -123,7 +123,10 @@ class ListReader:
 
 
 class SqlListReader(ListReader):
-    """Reads pages through a database's `fetch`. `mark` is how it writes numbered parameters: `$` or `?`."""
+    """Reads pages of lists from a database through `fetch`, which runs a query.
+
+    `mark` is the character before the number of a query parameter: `$` or `?`.
+    """
 
     def __init__(
         self,

@@ -90,7 +90,7 @@ class MemoryStore:
     def __init__(self, clock: Callable[[], int] = wall_clock) -> None:
         self._clock = clock
         self._rows: dict[str, _Row] = {}
-        self._finished: dict[str, _Row] = {}
+        self._finished_rows: dict[str, _Row] = {}
         self._events: list[Event] = []
         self._pruned = 0
         self._jobs: dict[str, dict[str, None]] = {}
@@ -112,21 +112,21 @@ class MemoryStore:
 
     async def transact(self, work: Callable[[], Transaction[T]]) -> T:
         """Run the transaction and return its result. If it raises, undo its writes."""
-        count = len(self._events)
+        event_count = len(self._events)
         try:
-            result, ready = run_transaction(work(), self._answer)
+            result, became_ready = run_transaction(work(), self._answer)
         except BaseException:
-            del self._events[count:]
-            for id, row, finished in reversed(self._undo):
-                self._replace(id, row, finished)
+            del self._events[event_count:]
+            for id, row, finished_row in reversed(self._undo):
+                self._replace(id, row, finished_row)
             for change in reversed(self._undo_list_changes):
                 self._lists.apply(change)
             raise
         finally:
             self._undo.clear()
             self._undo_list_changes.clear()
-        if ready is not None:
-            self.commit_hints.publish(ready)
+        if became_ready is not None:
+            self.commit_hints.publish(became_ready)
         return result
 
     def _answer(self, request: Request) -> Any:
@@ -154,24 +154,24 @@ class MemoryStore:
         return self._write(request)
 
     def _load(self, ids: tuple[str, ...]) -> list[StoredRecord]:
-        rows = [self._rows.get(id) or self._finished.get(id) for id in ids]
+        rows = [self._rows.get(id) or self._finished_rows.get(id) for id in ids]
         return [_stored_record(row) for row in rows if row is not None]
 
     def _find_ready(self, request: FindReady) -> list[StoredRecord]:
         if request.only_ids:
             return self._find_only(request)
-        best: list[ReadyKey] = []
+        ready_keys: list[ReadyKey] = []
         keys = [key for tenant, key in self._ready if tenant == request.tenant]
         for key in matching_queue_keys(keys, request.labels):
             match_count = 0
             for entry in self._ready[request.tenant, key]:
                 if entry[1] <= request.now and (request.excluded_groups is None or self._is_free(entry[2], request)):
-                    best.append(entry)
+                    ready_keys.append(entry)
                     match_count += 1
                     if match_count == request.limit:
                         break
-        best.sort()
-        return [_stored_record(self._rows[entry[2]]) for entry in best[: request.limit]]
+        ready_keys.sort()
+        return [_stored_record(self._rows[entry[2]]) for entry in ready_keys[: request.limit]]
 
     def _is_free(self, id: str, request: FindReady) -> bool:
         row = self._rows[id]
@@ -209,9 +209,9 @@ class MemoryStore:
             self._set_rows(id, msgspec.structs.replace(row, ready=ready, due_at=due_at), None)
 
     def _write(self, write: Write) -> int:
-        stale = tuple(put.record.id for put in write.puts if self._version(put.record.id) != put.version)
-        if stale:
-            raise Conflict(stale)
+        stale_ids = tuple(put.record.id for put in write.puts if self._version(put.record.id) != put.version)
+        if stale_ids:
+            raise Conflict(stale_ids)
         for put in write.puts:
             row = _row(put)
             self._set_rows(row.id, None if put.is_terminal else row, row if put.is_terminal else None)
@@ -226,16 +226,16 @@ class MemoryStore:
         It is -1 for a finished record, which cannot be written.
         """
         row = self._rows.get(id)
-        return row.version if row else -1 if id in self._finished else 0
+        return row.version if row else -1 if id in self._finished_rows else 0
 
     def _set_rows(self, id: str, row: _Row | None, finished: _Row | None) -> None:
-        self._undo.append((id, self._rows.get(id), self._finished.get(id)))
+        self._undo.append((id, self._rows.get(id), self._finished_rows.get(id)))
         self._replace(id, row, finished)
 
     def _replace(self, id: str, row: _Row | None, finished: _Row | None) -> None:
         """Replace the record's live row and its finished row, and update the indexes of live rows and of jobs."""
         old_row = self._rows.pop(id, None)
-        any_old_row = old_row or self._finished.pop(id, None)
+        any_old_row = old_row or self._finished_rows.pop(id, None)
         if old_row is not None and old_row.ready is not None:
             queue, entry = old_row.ready
             entries = self._ready[queue]
@@ -260,18 +260,18 @@ class MemoryStore:
             if row.held_until is not None:
                 insort(self._groups.setdefault((row.tenant, row.group), []), (row.held_until, id))
         if finished is not None:
-            self._finished[id] = finished
+            self._finished_rows[id] = finished
         self._update_job_index(id, any_old_row, row or finished)
 
     def _count_lease(self, row: _Row, change: int) -> None:
         if row.kind == ATTEMPT_KIND:
             self._live_leases[row.tenant] = self._live_leases.get(row.tenant, 0) + change
 
-    def _update_job_index(self, id: str, old: _Row | None, new: _Row | None) -> None:
-        if new is not None and new.kind == JOB_KIND:
-            self._jobs.setdefault(new.run_id, {})[id] = None
-        elif old is not None and old.kind == JOB_KIND:
-            self._jobs[old.run_id].pop(id, None)
+    def _update_job_index(self, id: str, old_row: _Row | None, new_row: _Row | None) -> None:
+        if new_row is not None and new_row.kind == JOB_KIND:
+            self._jobs.setdefault(new_row.run_id, {})[id] = None
+        elif old_row is not None and old_row.kind == JOB_KIND:
+            self._jobs[old_row.run_id].pop(id, None)
 
     async def read(self, work: Callable[[], ReadTransaction[T]]) -> T:
         """Run the read-only transaction and return its result."""
@@ -330,7 +330,7 @@ class MemoryStore:
         return [event for _, event in zip(range(limit), matching, strict=False)]
 
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
-        """Return, of each queue of each tenant, up to `limit` claimable attempts that became ready before `before`."""
+        """Return up to `limit` claimable attempts of each queue of each tenant that became ready by `before`."""
         attempts: list[ReadyAttempt] = []
         for (tenant, key), entries in self._ready.items():
             query = FindReady(tenant, (), before, limit)
@@ -356,7 +356,7 @@ class MemoryStore:
 
         Return how many.
         """
-        old_ids = [row.id for row in self._finished.values() if row.ended_at < finished_before][:limit]
+        old_ids = [row.id for row in self._finished_rows.values() if row.ended_at < finished_before][:limit]
         for change in removals(stored.record for stored in self._load(tuple(old_ids))):
             self._lists.apply(change)
         for id in old_ids:
@@ -396,15 +396,15 @@ def run_transaction(transaction: Transaction[T], answer: Callable[[Request], Any
 
     Return the result of the transaction and how many attempts its writes made ready, None if it wrote nothing.
     """
-    ready: ReadyCounts | None = None
+    became_ready: ReadyCounts | None = None
     try:
         request = next(transaction)
         while True:
             if isinstance(request, Write):
-                ready = {**(ready or {}), **ready_counts(request)}
+                became_ready = {**(became_ready or {}), **ready_counts(request)}
             request = transaction.send(answer(request))
     except StopIteration as end:
         result: T = end.value
-        return result, ready
+        return result, became_ready
     finally:
         transaction.close()

@@ -37,15 +37,16 @@ def migrations(dialect: str) -> list[Migration]:
 
     SchemaError if their numbers have a gap.
     """
-    numbered = []
+    migrations_in_order = []
     for entry in files("deltaci.storage.migrations").joinpath(dialect).iterdir():
         match = _NAME.fullmatch(entry.name)
         if match:
-            numbered.append(Migration(int(match[1]), entry.name, entry.read_text(encoding="utf-8")))
-    numbered.sort(key=lambda migration: migration.number)
-    if [migration.number for migration in numbered] != list(range(1, len(numbered) + 1)):
-        raise SchemaError(f"the {dialect} migrations are not numbered 1, 2, 3 …: {[m.name for m in numbered]}")
-    return numbered
+            migrations_in_order.append(Migration(int(match[1]), entry.name, entry.read_text(encoding="utf-8")))
+    migrations_in_order.sort(key=lambda migration: migration.number)
+    if [migration.number for migration in migrations_in_order] != list(range(1, len(migrations_in_order) + 1)):
+        file_names = [migration.name for migration in migrations_in_order]
+        raise SchemaError(f"the {dialect} migrations are not numbered 1, 2, 3 …: {file_names}")
+    return migrations_in_order
 
 
 def pending_migrations(migrations_of_program: list[Migration], applied: Iterable[tuple[int, str]]) -> list[Migration]:

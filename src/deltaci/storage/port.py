@@ -236,7 +236,7 @@ class ListPosition(msgspec.Struct, frozen=True, order=True):
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """A query for records that are on all of these lists, newest first, after the position `before`.
+    """A query for records that are on all of these lists and older than the position `before`, newest first.
 
     It is restricted to since <= created_at < until, where 0 means no bound. Name the shortest list first: it is
     scanned, the others are only probed. At most `scan_limit` entries are scanned, so that the cost of a page is
@@ -334,7 +334,7 @@ class Store(Protocol):
         """Return these records, also finished ones, in this order, without ids that do not exist."""
         ...
 
-    async def page(self, search: ListQuery) -> RecordPage:
+    async def page(self, query: ListQuery) -> RecordPage:
         """Return one page of the queried records, newest first. Records created later do not shift the next page."""
         ...
 
@@ -375,7 +375,7 @@ class Store(Protocol):
         ...
 
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
-        """Return, of each queue of each tenant, up to `limit` claimable attempts that became ready before `before`."""
+        """Return up to `limit` claimable attempts of each queue of each tenant that became ready by `before`."""
         ...
 
     async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:

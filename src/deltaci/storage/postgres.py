@@ -210,14 +210,14 @@ class PostgresStore:
         """
         try:
             async with self._require_open().acquire() as connection:
-                result, ready = await self._run_transaction(connection, work())
+                result, became_ready = await self._run_transaction(connection, work())
         except CONNECTION_ERRORS as error:
             raise Unavailable(f"PostgreSQL: {error}") from error
         except (asyncpg.SerializationError, asyncpg.DeadlockDetectedError, asyncpg.UniqueViolationError) as error:
             raise Conflict(()) from error
-        if ready is not None:
-            self.commit_hints.publish(ready)
-            self._notifier.announce(ready)
+        if became_ready is not None:
+            self.commit_hints.publish(became_ready)
+            self._notifier.announce(became_ready)
         return result
 
     async def _run_transaction(self, connection: Any, transaction: Transaction[T]) -> tuple[T, ReadyCounts | None]:
@@ -227,7 +227,7 @@ class PostgresStore:
         writes made ready.
         """
         database_transaction: Any = None
-        ready: ReadyCounts | None = None
+        became_ready: ReadyCounts | None = None
         try:
             request, result = _advance(transaction, None)
             while request is not None:
@@ -235,7 +235,7 @@ class PostgresStore:
                     database_transaction = connection.transaction()
                     await database_transaction.start()
                 if isinstance(request, Write):
-                    ready = {**(ready or {}), **ready_counts(request)}
+                    became_ready = {**(became_ready or {}), **ready_counts(request)}
                 request, result = _advance(transaction, await self._answer(connection, request))
             if database_transaction is not None:
                 await database_transaction.commit()
@@ -248,7 +248,7 @@ class PostgresStore:
             raise
         finally:
             transaction.close()
-        return cast(T, result), ready
+        return cast(T, result), became_ready
 
     async def _answer(self, connection: Any, request: Request) -> Any:
         if isinstance(request, Begin):
@@ -296,25 +296,25 @@ class PostgresStore:
 
     @staticmethod
     async def _find_ready(connection: Any, request: FindReady) -> list[StoredRecord]:
-        best: list[StoredRecord] = []
+        ready_records: list[StoredRecord] = []
         if request.only_ids:
             rows = await connection.fetch(_READY_BY_IDS, list(request.only_ids), request.tenant, request.now)
-            best = [stored for stored in _stored_records(rows) if matches_labels(stored, request.labels)]
-            best.sort(key=_claim_order)
-            return best[: request.limit]
+            ready_records = [stored for stored in _stored_records(rows) if matches_labels(stored, request.labels)]
+            ready_records.sort(key=_claim_order)
+            return ready_records[: request.limit]
         keys = [row[0] for row in await connection.fetch(_KEYS, request.tenant)] if request.labels else [""]
         matching_keys = matching_queue_keys(keys, request.labels)
         for key in matching_keys:
             parameters = (request.tenant, key, request.now, request.limit)
             if request.excluded_groups is not None:
-                best += _stored_records(
+                ready_records += _stored_records(
                     await connection.fetch(_READY_EXCLUDING, *parameters, list(request.excluded_groups))
                 )
             else:
-                best += _stored_records(await connection.fetch(_READY, *parameters))
+                ready_records += _stored_records(await connection.fetch(_READY, *parameters))
         if len(matching_keys) > 1:
-            best.sort(key=_claim_order)
-        return best[: request.limit]
+            ready_records.sort(key=_claim_order)
+        return ready_records[: request.limit]
 
     async def _begin(self, connection: Any, ids: tuple[str, ...]) -> tuple[int, list[StoredRecord]]:
         rows = await connection.fetch(_BEGIN, ids)
@@ -395,7 +395,7 @@ class PostgresStore:
         return await self._log.events(after, limit, entity_id, run_id, self.find)
 
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
-        """Return, of each queue of each tenant, up to `limit` claimable attempts that became ready before `before`."""
+        """Return up to `limit` claimable attempts of each queue of each tenant that became ready by `before`."""
         return await self._ready.ready_attempts(before, limit)
 
     async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:

@@ -101,8 +101,10 @@ class PostgresNotifier:
                 connection.terminate()
 
     def _encode_notification(self) -> str:
-        ready, self._ready = self._ready, {}
-        body = msgspec.json.encode(Notification(self._sender, [(*queue, count) for queue, count in ready.items()]))
+        became_ready, self._ready = self._ready, {}
+        body = msgspec.json.encode(
+            Notification(self._sender, [(*queue, count) for queue, count in became_ready.items()])
+        )
         return (body if len(body) <= MAX_BYTES else msgspec.json.encode(Notification(self._sender))).decode()
 
     def _on_notification(self, _connection: object, _pid: int, _channel: str, payload: str) -> None:

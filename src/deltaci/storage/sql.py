@@ -123,7 +123,7 @@ class ReadyAttemptReader:
         self._first_queued = FIRST_QUEUED.format(*marks)
 
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
-        """Return, of each queue of each tenant, up to `limit` claimable attempts that became ready before `before`."""
+        """Return up to `limit` claimable attempts of each queue of each tenant that became ready by `before`."""
         attempts: list[ReadyAttempt] = []
         tenant = key = ""
         while queues := await self._fetch(self._next_queue, tenant, key):

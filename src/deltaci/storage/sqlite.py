@@ -171,9 +171,9 @@ class SqliteStore:
 
         It runs in the writer thread, so that all of its requests need only one thread switch.
         """
-        result, ready = await asyncio.get_running_loop().run_in_executor(self._writer, self._transact, work)
-        if ready is not None:
-            self.commit_hints.publish(ready)
+        result, became_ready = await asyncio.get_running_loop().run_in_executor(self._writer, self._transact, work)
+        if became_ready is not None:
+            self.commit_hints.publish(became_ready)
         return result
 
     def _transact(self, work: Callable[[], Transaction[T]]) -> tuple[T, ReadyCounts | None]:
@@ -252,8 +252,8 @@ class SqliteStore:
             connection.executemany(_POSTPONE, rows)
             return None
         assert isinstance(request, FindDue)
-        due = f"{_SELECT} WHERE due_at <= ? ORDER BY due_at LIMIT ?"
-        return self._fetch_records(connection, due, [request.now, request.limit])
+        due_sql = f"{_SELECT} WHERE due_at <= ? ORDER BY due_at LIMIT ?"
+        return self._fetch_records(connection, due_sql, [request.now, request.limit])
 
     @staticmethod
     def _fetch_records(connection: sqlite3.Connection, sql: str, values: list[Any]) -> list[StoredRecord]:
@@ -265,8 +265,8 @@ class SqliteStore:
     def _load(self, connection: sqlite3.Connection, ids: Iterable[str]) -> list[StoredRecord]:
         unique_ids, records = list(ids), list[StoredRecord]()
         for start in range(0, len(unique_ids), MAX_VARIABLES):
-            part = unique_ids[start : start + MAX_VARIABLES]
-            records += self._fetch_records(connection, _select_by_ids(len(part)), part)
+            part_ids = unique_ids[start : start + MAX_VARIABLES]
+            records += self._fetch_records(connection, _select_by_ids(len(part_ids)), part_ids)
         return records
 
     def _find_ready(self, request: FindReady) -> list[StoredRecord]:
@@ -277,13 +277,13 @@ class SqliteStore:
             return self._find_ready_by_ids(request)
         keys = [row[0] for row in connection.execute(_KEYS, [request.tenant] * 2)] if request.labels else [""]
         for key in matching_queue_keys(keys, request.labels):
-            exclude_groups = (
+            group_condition = (
                 _EXCLUDE_GROUPS.format(", ".join("?" * len(request.excluded_groups)))
                 if request.excluded_groups is not None
                 else ""
             )
             parameters = [request.tenant, key, request.now, *(request.excluded_groups or ()), request.limit]
-            rows = connection.execute(_READY.format(exclude_groups), parameters)
+            rows = connection.execute(_READY.format(group_condition), parameters)
             for priority, ready_at, id, kind, version, due_at, body in rows:
                 ranked.append((-priority, ready_at, id, StoredRecord(decode_record(id, kind, body), version, due_at)))
         ranked.sort(key=lambda entry: entry[:3])
@@ -293,9 +293,9 @@ class SqliteStore:
         ranked: list[tuple[int, int, str, StoredRecord]] = []
         unique_ids = list(dict.fromkeys(request.only_ids))
         for start in range(0, len(unique_ids), MAX_VARIABLES):
-            part = unique_ids[start : start + MAX_VARIABLES]
-            sql = _READY_BY_IDS.format(", ".join("?" * len(part)))
-            rows = self._require_open(self._write_connection).execute(sql, [*part, request.tenant, request.now])
+            part_ids = unique_ids[start : start + MAX_VARIABLES]
+            sql = _READY_BY_IDS.format(", ".join("?" * len(part_ids)))
+            rows = self._require_open(self._write_connection).execute(sql, [*part_ids, request.tenant, request.now])
             for priority, ready_at, id, kind, version, due_at, body in rows:
                 stored = StoredRecord(decode_record(id, kind, body), version, due_at)
                 if matches_labels(stored, request.labels):
@@ -363,8 +363,8 @@ class SqliteStore:
         """Return these records, also finished ones, in this order, without ids that do not exist."""
         unique_ids, records = list(dict.fromkeys(ids)), dict[str, Record]()
         for start in range(0, len(unique_ids), MAX_VARIABLES):
-            part = unique_ids[start : start + MAX_VARIABLES]
-            rows = await self._read(_select_by_ids(len(part)), *part)
+            part_ids = unique_ids[start : start + MAX_VARIABLES]
+            rows = await self._read(_select_by_ids(len(part_ids)), *part_ids)
             records.update({id: decode_record(id, kind, body) for id, kind, _, _, body in rows})
         return [records[id] for id in unique_ids if id in records]
 
@@ -420,7 +420,7 @@ class SqliteStore:
         return await self._log.events(after, limit, entity_id, run_id, self.find)
 
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
-        """Return, of each queue of each tenant, up to `limit` claimable attempts that became ready before `before`."""
+        """Return up to `limit` claimable attempts of each queue of each tenant that became ready by `before`."""
         return await self._ready.ready_attempts(before, limit)
 
     async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
@@ -448,8 +448,8 @@ class SqliteStore:
         deleted = connection.execute(_DELETE_FINISHED, (finished_before, limit)).fetchall()
         self._write_lists(connection, removals(decode_record(*row) for row in deleted if row[1] in LISTED_KINDS))
         for table in ("chunk_scopes", "chunks"):
-            chunks = connection.execute(_PRUNE_CHUNKS.format(table), (events_before, limit)).rowcount
-        return len(deleted) + chunks
+            chunk_count = connection.execute(_PRUNE_CHUNKS.format(table), (events_before, limit)).rowcount
+        return len(deleted) + chunk_count
 
 
 _COLUMNS: Final = "id, kind, version, due_at, body"

@@ -131,7 +131,7 @@ def read_all(blobs: BlobStore, key: str, part_bytes: int = PART_BYTES) -> Iterat
 
 
 def cache_key(tenant: str, scope: str, key: str) -> str:
-    """Return the key of a cache. An empty scope is that of trusted runs; no other scope shares its caches."""
+    """Return the blob key of a cache. An empty scope is that of trusted runs; no other scope shares its caches."""
     return f"caches/{safe_name(tenant)}/{_scope_name(scope)}/{safe_name(key)}"
 
 
@@ -153,7 +153,7 @@ def remember_cache(blobs: BlobStore, tenant: str, scope: str, key: str, at: int)
 
 
 def newest_cache(blobs: BlobStore, tenant: str, scope: str, prefix: str) -> str:
-    """Return the name of the newest existing cache whose name has this prefix; empty if there is none."""
+    """Return the cache key of the newest existing cache whose cache key has this prefix; empty if there is none."""
     quoted_prefix = quote(prefix, safe="", errors="surrogatepass")[:MAX_NAME_LENGTH]
     recent_prefix, after, recent_keys = (
         f"recent/{safe_name(tenant)}/{_scope_name(scope)}/k{quoted_prefix}",

@@ -64,7 +64,9 @@ class MemoryBlobStore:
         """Return up to `limit` blobs with this key prefix and a key greater than `after`, in key order."""
         _, limit = clamp_range(0, limit, MAX_LISTED)
         with self._lock:
-            entries = sorted((k, len(v)) for k, v in self._blobs.items() if k.startswith(prefix) and k > after)
+            entries = sorted(
+                (key, len(content)) for key, content in self._blobs.items() if key.startswith(prefix) and key > after
+            )
         return [BlobEntry(key, size) for key, size in entries[:limit]]
 
     def delete(self, key: str) -> bool:

@@ -199,13 +199,13 @@ class FolderBlobStore:
 
     def sweep(self, before: float) -> int:
         """Delete unfinished uploads that were last written before `before`, in Unix seconds. Return how many."""
-        removed = 0
+        removed_count = 0
         for path in self._unfinished.glob("*"):
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime < before:
                     path.unlink()
-                    removed += 1
-        return removed
+                    removed_count += 1
+        return removed_count
 
     def _write(self, source: BinaryIO | bytes) -> tuple[Path, BlobStat]:
         """Write the source and its SHA-256 to a new file among the unfinished ones, durably.
