@@ -139,9 +139,9 @@ def document(operations: Iterable[Operation], info: Json, security: Json) -> Jso
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, types)
     _, schemas = schema_components(types.values(), ref_template=REFS)
-    for name, rule in FIELD_CONSTRAINTS.items():
-        if name in schemas:
-            schemas[name] |= rule
+    for schema_name, constraint in FIELD_CONSTRAINTS.items():
+        if schema_name in schemas:
+            schemas[schema_name] |= constraint
     return {
         "openapi": "3.1.0",
         "info": info,
@@ -153,29 +153,29 @@ def document(operations: Iterable[Operation], info: Json, security: Json) -> Jso
 
 def _operation(operation: Operation, types: dict[str, Any]) -> Json:
     """Return the OpenAPI object of an operation, and add the structs that it uses to `types`."""
-    rendered: Json = {
+    operation_object: Json = {
         "operationId": operation.id,
         "summary": operation.summary,
         "tags": [operation.tag],
         "security": list(operation.security),
     }
     if operation.former_id:
-        rendered["x-former-operation-id"] = operation.former_id
+        operation_object["x-former-operation-id"] = operation.former_id
     if operation.parameters:
-        rendered["parameters"] = [_schema(parameter, types) for parameter in operation.parameters]
+        operation_object["parameters"] = [_schema(parameter, types) for parameter in operation.parameters]
     if operation.body is not None:
-        rendered["requestBody"] = {
+        operation_object["requestBody"] = {
             "required": not operation.is_body_optional,
             "content": _content(operation.body, types),
         }
     headers = {**_ALWAYS, **operation.errors.headers, **operation.response_headers}
-    success: Json = {"description": "done", "headers": headers}
-    success["content"] = {**_content(operation.response, types), **_schema(operation.other_media, types)}
+    success_response: Json = {"description": "done", "headers": headers}
+    success_response["content"] = {**_content(operation.response, types), **_schema(operation.other_media, types)}
     if operation.links:
-        success["links"] = operation.links
-    successes = {str(status): success for status in (operation.status, *operation.other_statuses)}
-    rendered["responses"] = {**successes, **_error_responses(operation, types)}
-    return rendered
+        success_response["links"] = operation.links
+    success_responses = {str(status): success_response for status in (operation.status, *operation.other_statuses)}
+    operation_object["responses"] = {**success_responses, **_error_responses(operation, types)}
+    return operation_object
 
 
 def _error_responses(operation: Operation, types: dict[str, Any]) -> Json:

@@ -292,7 +292,7 @@ class LogQuery(RequestSchema, frozen=True, kw_only=True):
 
 
 class LogIndexQuery(RequestSchema, frozen=True, kw_only=True):
-    """Which log of an attempt to read the index of, and from which block on."""
+    """Which log's index to return, and the first block of it."""
 
     lease: Annotated[Quantity, doc("the number of the lease of the attempt; 0: the last one")] = 0
     block: Annotated[Annotated[int, Meta(ge=0, le=2**31 - 1)], doc("the first block to return")] = 0

@@ -186,7 +186,10 @@ class QueuedMerge(ResponseSchema, frozen=True, kw_only=True):
 
 
 class MergeBatch(ResponseSchema, frozen=True, kw_only=True):
-    """Workstreams that are tested together. The base gets exactly the tested tree, or nothing."""
+    """Workstreams of a merge queue that are tested and merged together.
+
+    The base branch gets exactly the tested tree, or nothing.
+    """
 
     number: int
     method: str
@@ -224,6 +227,6 @@ class MergeQueue(ResponseSchema, frozen=True, kw_only=True):
 
 
 class MergeQueues(ResponseSchema, frozen=True, kw_only=True):
-    """All merge queues that are not empty, by project and branch."""
+    """All merge queues that are not empty, sorted by project and branch."""
 
     queues: list[MergeQueue]
