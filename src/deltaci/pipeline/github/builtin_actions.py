@@ -14,7 +14,7 @@ from deltaci.pipeline.parse.yaml import NULL, OBJECT, Node
 
 ONLY_FASTER: Final = "it only affects speed"
 ONLY_OUTPUT: Final = "it only affects the output"
-OWN_CREDENTIAL: Final = "the runner fetches with its own credential"
+RUNNER_CREDENTIAL: Final = "the runner fetches with its own credential"
 SERVER_RETENTION: Final = "the retention of artifacts is set on the server"
 
 
@@ -62,11 +62,11 @@ ACTIONS: Final[dict[str, BuiltinAction]] = {
             "show-progress": ignored(ONLY_OUTPUT),
             "sparse-checkout": ignored("all files are checked out"),
             "sparse-checkout-cone-mode": ignored("all files are checked out"),
-            "ssh-key": ignored(OWN_CREDENTIAL),
-            "ssh-known-hosts": ignored(OWN_CREDENTIAL),
-            "ssh-strict": ignored(OWN_CREDENTIAL),
-            "ssh-user": ignored(OWN_CREDENTIAL),
-            "token": ignored(OWN_CREDENTIAL),
+            "ssh-key": ignored(RUNNER_CREDENTIAL),
+            "ssh-known-hosts": ignored(RUNNER_CREDENTIAL),
+            "ssh-strict": ignored(RUNNER_CREDENTIAL),
+            "ssh-user": ignored(RUNNER_CREDENTIAL),
+            "token": ignored(RUNNER_CREDENTIAL),
             "github-server-url": unsupported("only this repository can be checked out"),
         },
     ),

@@ -124,10 +124,10 @@ def _convert_expression(
     prefixes = [
         prefix for prefix in SYSTEM_LABELS if names is None or any(name.lower().startswith(prefix) for name in names)
     ]
-    may_be_own_label = names is None or any(not name.lower().startswith(tuple(SYSTEM_LABELS)) for name in names)
+    may_be_custom_label = names is None or any(not name.lower().startswith(tuple(SYSTEM_LABELS)) for name in names)
     mappings = [f"startsWith({name_expression}, '{prefix}') && '{SYSTEM_LABELS[prefix]}'" for prefix in prefixes]
-    default = name_expression if may_be_own_label else f"'{SYSTEM_LABELS[prefixes[-1]]}'"
-    expression = " || ".join([*(mappings if may_be_own_label else mappings[:-1]), default])
+    default = name_expression if may_be_custom_label else f"'{SYSTEM_LABELS[prefixes[-1]]}'"
+    expression = " || ".join([*(mappings if may_be_custom_label else mappings[:-1]), default])
     runs_on.add(text_node(node.position, f"{OPEN} {expression} {CLOSE}"))
     if names is None or any(name.lower().endswith(ARM_SUFFIX) for name in names):
         runs_on.add(

@@ -55,7 +55,7 @@ def _convert_matrix(node: Node, converter: Converter) -> Strategy:
             node.position, f"{node.describe()} as 'matrix'", "expected axes, each a list of values"
         )
         return Strategy(None, None)
-    converted: list[tuple[Node, Node]] = []
+    converted_pairs: list[tuple[Node, Node]] = []
     values_by_key: dict[str, Any] = {}
     are_values_known = True
     for key, value_node in node.value:
@@ -69,14 +69,16 @@ def _convert_matrix(node: Node, converter: Converter) -> Strategy:
         if converted_value is None:
             are_values_known = False
             continue
-        converted.append((key, converted_value))
+        converted_pairs.append((key, converted_value))
         are_values_known = are_values_known and known_values is not None
         values_by_key[key.raw] = known_values
     if are_values_known:
-        return Strategy(Node(OBJECT, node.position, converted), _expand_combinations(node, values_by_key, converter))
+        return Strategy(
+            Node(OBJECT, node.position, converted_pairs), _expand_combinations(node, values_by_key, converter)
+        )
     unknown_axes = frozenset(key for key, value in values_by_key.items() if value is None)
     return Strategy(
-        Node(OBJECT, node.position, converted),
+        Node(OBJECT, node.position, converted_pairs),
         None if unknown_axes & {*COMBINATION_LISTS} else _expand_known_axes(values_by_key),
         unknown_axes,
     )

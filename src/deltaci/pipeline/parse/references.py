@@ -177,11 +177,11 @@ class _ExpressionChecker:
     ) -> None:
         if not reference.keys or reference.keys[0] == ANY_KEY:
             return
-        for found, expected, suggestion in self._reference_problems(reference, scope):
+        for message, expected, suggestion in self._reference_problems(reference, scope):
             position = position_within(
                 self._source, source_expression.position, source_expression.text, reference.column - 1
             )
-            self._problems.add(position, found, expected, suggestion)
+            self._problems.add(position, message, expected, suggestion)
 
     def _reference_problems(
         self, reference: ContextReference, scope: _JobScope | None
@@ -305,8 +305,8 @@ def check_pipeline(pipeline: model.Pipeline, positions: Mapping[Path, Position],
             try:
                 normalize_folder(folder, f"the folder of project {quote(name)}")
             except Refused as refused:
-                found, _, expected = str(refused).partition("; ")
-                problems.add(result.position("projects", name, key), found, expected)
+                message, _, expected = str(refused).partition("; ")
+                problems.add(result.position("projects", name, key), message, expected)
     return not problems.has_errors
 
 

@@ -34,10 +34,10 @@ def explain_yaml_error(error: MarkedYAMLError, text: str) -> tuple[Position, str
     """Return position, `found` and `expected` of the problem for an error of the YAML parser."""
     problem = str(error.problem or error.context or "something that is not YAML")
     mark, start_mark = error.problem_mark or error.context_mark, error.context_mark
-    for message_part, found, hint, uses_start in EXPLANATIONS:
+    for message_part, message, hint, uses_start in EXPLANATIONS:
         if message_part in problem:
             expected = hint or next(hint for name, hint in HINTS.items() if name in message_part)
-            return _position(start_mark if uses_start and start_mark is not None else mark, text), found, expected
+            return _position(start_mark if uses_start and start_mark is not None else mark, text), message, expected
     position = _position(mark, text)
     if "cannot start any token" in problem:
         character = _character_at(position, text)

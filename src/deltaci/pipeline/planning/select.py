@@ -202,14 +202,14 @@ class _Selection:
             return self.keep_all("affects_all", reason, path, pattern)
         first_changes = _first_changes(self._projects.watched, paths)
         search = self._projects.search(first_changes)
-        kept: dict[str, Choice] = {}
+        kept_choices: dict[str, Choice] = {}
         for name, job in self._jobs.items():
             choice = self._choice_by_paths(job, match_by_owner.get(name), search, first_changes)
             if choice is not None:
-                kept[name] = choice
-        self._keep_needed(kept)
-        remaining_needs = self._remaining_needs(kept)
-        return tuple(self._choice(name, kept, remaining_needs, has_changes=bool(paths)) for name in self._jobs)
+                kept_choices[name] = choice
+        self._keep_needed(kept_choices)
+        remaining_needs = self._remaining_needs(kept_choices)
+        return tuple(self._choice(name, kept_choices, remaining_needs, has_changes=bool(paths)) for name in self._jobs)
 
     def _match(self, paths: Sequence[str]) -> dict[str | None, tuple[str, str]]:
         """Return for each owner the first path that its patterns match, and the last pattern that matches this path."""
@@ -297,10 +297,10 @@ class _Selection:
             link_texts = [*link_texts[: MAX_LINKS - 1], f"over {omitted_count} further links {link_texts[-1]}"]
         return f"{start_label} {', which '.join(link_texts)}, where {_display(path)} changed"
 
-    def _keep_needed(self, kept: dict[str, Choice]) -> None:
-        """Add to `kept` the jobs whose outputs or artifacts a kept job uses, recursively."""
+    def _keep_needed(self, kept_choices: dict[str, Choice]) -> None:
+        """Add to `kept_choices` the jobs whose outputs or artifacts a kept job uses, recursively."""
         dependents: dict[str, set[str]] = {}
-        pending = list(kept)
+        pending = list(kept_choices)
         for name in pending:  # grows during the loop
             job = self._jobs[name]
             consumed_needs = [
@@ -309,17 +309,17 @@ class _Selection:
                 if (need in job.consumes if job.consumes is not None else self._jobs[need].has_outputs)
             ]
             for need in (*consumed_needs, *job.downloads_from):
-                if need not in kept and need not in dependents:
+                if need not in kept_choices and need not in dependents:
                     pending.append(need)
                 dependents.setdefault(need, set()).add(name)
         for need, names in dependents.items():
-            if need not in kept:
+            if need not in kept_choices:
                 dependent = min(names)
                 verb = "uses" if self._jobs[dependent].consumes is not None else "may use"
                 reason = f"needed by {dependent}, which {verb} its outputs or artifacts"
-                kept[need] = Choice(job=need, is_kept=True, code="needed", reason=reason, chain=(dependent,))
+                kept_choices[need] = Choice(job=need, is_kept=True, code="needed", reason=reason, chain=(dependent,))
 
-    def _remaining_needs(self, kept: Collection[str]) -> dict[str, frozenset[str]]:
+    def _remaining_needs(self, kept_jobs: Collection[str]) -> dict[str, frozenset[str]]:
         """Return for each job the kept jobs that it waits for. A need that is left out is replaced by its own needs."""
         remaining: dict[str, frozenset[str]] = {}
         dependents = graph.dependents(self._needs)
@@ -327,7 +327,7 @@ class _Selection:
         ready_names = [name for name, count in open_need_counts.items() if not count]
         for name in ready_names:  # grows during the loop
             remaining[name] = frozenset().union(
-                *({need} if need in kept else remaining[need] for need in self._needs[name])
+                *({need} if need in kept_jobs else remaining[need] for need in self._needs[name])
             )
             for dependent in dependents[name]:
                 open_need_counts[dependent] -= 1
@@ -336,9 +336,14 @@ class _Selection:
         return remaining
 
     def _choice(
-        self, name: str, kept: Mapping[str, Choice], remaining_needs: Mapping[str, frozenset[str]], *, has_changes: bool
+        self,
+        name: str,
+        kept_choices: Mapping[str, Choice],
+        remaining_needs: Mapping[str, frozenset[str]],
+        *,
+        has_changes: bool,
     ) -> Choice:
-        choice = kept.get(name)
+        choice = kept_choices.get(name)
         if choice is None:
             return Choice(job=name, is_kept=False, code="no_match", reason=self._no_match_reason(name, has_changes))
         return replace(choice, needs=tuple(sorted(remaining_needs[name])))
