@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
 from deltaci.core.text import plain_line
-from deltaci.protocol import junit
 from deltaci.protocol.messages import ArtifactRule, CacheRule
+from deltaci.protocol.reports import junit
 from deltaci.runner.log.masking import Mask
 from deltaci.runner.log.secret_encodings import secret_forms
 from deltaci.runner.log.sections import SectionWriter, sections, sections_from

@@ -82,7 +82,7 @@ def decode_messages() -> None:
 def read_reports() -> None:
     """A report that is deep, one of a single attribute, one of very many tests, one that would explode."""
     from deltaci.core.errors import Refused
-    from deltaci.protocol import junit
+    from deltaci.protocol.reports import junit
 
     for body in (
         b"<testsuite>" * 100_000,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
-from deltaci.protocol import junit
-from deltaci.protocol.junit import ReportTotals, read, read_cases
+from deltaci.protocol.reports import junit
+from deltaci.protocol.reports.junit import ReportTotals, read, read_cases
 
 PYTEST = """<?xml version="1.0" encoding="utf-8"?>
 <testsuites name="pytest tests"><testsuite name="pytest" errors="1" failures="1" skipped="1" tests="4" time="0.5">

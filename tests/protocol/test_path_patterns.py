@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltaci.protocol import path_patterns, pattern_automaton
-from deltaci.protocol.path_patterns import BadPattern, branch_filter, path_filter
+from deltaci.protocol.patterns import path_patterns, pattern_automaton
+from deltaci.protocol.patterns.path_patterns import BadPattern, branch_filter, path_filter
 
 # The examples of GitHub's page about filter patterns, and next to them what must not match.
 BRANCHES = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deltaci.protocol.path_patterns import BadPattern
-from deltaci.protocol.report_paths import Element, JsonPath, ReportPath, XmlPath, parse
+from deltaci.protocol.patterns.path_patterns import BadPattern
+from deltaci.protocol.reports.report_paths import Element, JsonPath, ReportPath, XmlPath, parse
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from deltaci.core.listing import ALL_TENANTS
 from deltaci.git.mirrors import Mirrors, RemoteRefs
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.repository import PipelineFile
-from deltaci.protocol.path_patterns import branch_filter
+from deltaci.protocol.patterns.path_patterns import branch_filter
 from deltaci.storage.port import Conflict, Document, Store
 
 KIND: Final = "schedule"

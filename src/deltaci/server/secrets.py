@@ -20,7 +20,7 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.core.run import Origin
-from deltaci.protocol.path_patterns import BadPattern, branch_filter
+from deltaci.protocol.patterns.path_patterns import BadPattern, branch_filter
 from deltaci.storage.blobs.keys import (
     ANY_BRANCH,
     all_keys,

@@ -16,7 +16,7 @@ import msgspec
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.core.text import plain_line
-from deltaci.protocol.junit import (
+from deltaci.protocol.reports.junit import (
     MAX_MESSAGE_CHARACTERS,
     MAX_NAME_CHARACTERS,
     MAX_OUTPUT_CHARACTERS,

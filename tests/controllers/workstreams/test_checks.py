@@ -6,8 +6,8 @@ import pytest
 
 from deltaci.controllers.workstreams import checks
 from deltaci.protocol.messages import RuleResult, ValidationRule
-from deltaci.protocol.path_patterns import BadPattern
-from deltaci.protocol.rule_results import describe_failed
+from deltaci.protocol.patterns.path_patterns import BadPattern
+from deltaci.protocol.reports.rule_results import describe_failed
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from deltaci.core.failures import MAX_LINE_CHARS, RULES, Facts, FailureRule, classify
 from deltaci.pipeline.parse import failure_rules
 from deltaci.pipeline.parse.failure_rules import parse_failure_rules
-from deltaci.protocol import log_patterns
-from deltaci.protocol.path_patterns import BadPattern
+from deltaci.protocol.patterns import log_patterns
+from deltaci.protocol.patterns.path_patterns import BadPattern
 
 ROOT = Path(__file__).parents[3]
 GOOD = """

@@ -14,7 +14,7 @@ from deltaci.core.errors import Refused
 from deltaci.pipeline.planning import select as selection
 from deltaci.pipeline.planning.projects import Project
 from deltaci.pipeline.planning.select import CODES, Choice, SelectableJob, select
-from deltaci.protocol.path_patterns import path_filter
+from deltaci.protocol.patterns.path_patterns import path_filter
 
 SHOP = [
     Project(name="web", path="web/", needs=("libs/ui", "api-client")),

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
-from deltaci.protocol.path_patterns import BadPattern
-from deltaci.protocol.report_paths import parse
+from deltaci.protocol.patterns.path_patterns import BadPattern
+from deltaci.protocol.reports.report_paths import parse
 from deltaci.runner.steps.report_values import MAX_REPORT_BYTES, read_number
 
 # As coverage.py writes it, less its lists of lines.

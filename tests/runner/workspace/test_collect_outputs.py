@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from deltaci.core.errors import Unreachable
-from deltaci.protocol import junit
 from deltaci.protocol import messages as wire
+from deltaci.protocol.reports import junit
 from deltaci.runner import transfers
 from deltaci.runner.result import resource_usage, shrink_to_limit
 from deltaci.runner.sandbox import Exit

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from deltaci.protocol.messages import RuleResult, ValidationRule
-from deltaci.protocol.path_patterns import BadPattern, path_filter
+from deltaci.protocol.patterns.path_patterns import BadPattern, path_filter
 
 MAX_SHOWN: Final = 5
 MAX_PATH_CHARS: Final = 80

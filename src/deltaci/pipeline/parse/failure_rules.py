@@ -16,8 +16,8 @@ from deltaci.pipeline.parse.field_types import doc, text_format
 from deltaci.pipeline.parse.problems import Position, Problem, ProblemList, position_within, quote
 from deltaci.pipeline.parse.reader import ParsedNode, parse_node
 from deltaci.pipeline.parse.yaml import YamlError, decode_utf8, parse_yaml
-from deltaci.protocol import log_patterns
-from deltaci.protocol.path_patterns import BadPattern
+from deltaci.protocol.patterns import log_patterns
+from deltaci.protocol.patterns.path_patterns import BadPattern
 
 DEFAULT_FILE: Final = "failure-rules.yml"
 # The sum of `log_patterns.check` over all patterns of a file: each line of a log is compared with each pattern.

@@ -28,7 +28,7 @@ from deltaci.pipeline.parse.problems import Position, ProblemList, position_with
 from deltaci.pipeline.parse.yaml import LIST, OBJECT, TEXT, Node
 from deltaci.pipeline.planning.matrix import MatrixError, expand, split_message
 from deltaci.pipeline.planning.projects import normalize_folder
-from deltaci.protocol.path_patterns import BadPattern, parse_all
+from deltaci.protocol.patterns.path_patterns import BadPattern, parse_all
 
 MAX_LISTED: Final = 12
 JOB_KEYS: Final = frozenset(key.removeprefix("jobs.") for key in AVAILABILITY if key.startswith("jobs."))

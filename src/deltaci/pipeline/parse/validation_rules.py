@@ -14,9 +14,10 @@ from deltaci.pipeline.parse.problems import ProblemList, join_words, position_wi
 from deltaci.pipeline.parse.references import check_pattern_list
 from deltaci.pipeline.parse.yaml import BOOL, NUMBER, OBJECT, TEXT, Node
 from deltaci.pipeline.rule_model import RULE_KINDS, Rule
-from deltaci.protocol import log_patterns, report_paths
 from deltaci.protocol import messages as wire
-from deltaci.protocol.path_patterns import BadPattern
+from deltaci.protocol.patterns import log_patterns
+from deltaci.protocol.patterns.path_patterns import BadPattern
+from deltaci.protocol.reports import report_paths
 
 WORKSTREAM_KINDS: Final = ("within", "mergeable")
 REQUIRED_KINDS: Final = {"min-tests": "junit", "contains": "files"}  # Keys that are allowed only with one kind.

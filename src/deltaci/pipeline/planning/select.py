@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from deltaci.core import graph
 from deltaci.core.errors import Refused
 from deltaci.pipeline.planning.projects import DependencyPath, DependencySearch, Project, Projects, ancestors
-from deltaci.protocol.path_patterns import BadPattern, Pattern, parse_all
-from deltaci.protocol.pattern_automaton import Automaton
+from deltaci.protocol.patterns.path_patterns import BadPattern, Pattern, parse_all
+from deltaci.protocol.patterns.pattern_automaton import Automaton
 
 MAX_CHANGED: Final = 100_000  # files; more are treated as an unknown diff
 MAX_WORK: Final = 100_000_000_000  # characters of all paths, times the size of the automaton

@@ -8,7 +8,7 @@ from deltaci.core.errors import Refused
 from deltaci.pipeline import model
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.planning.select import SelectableJob, select
-from deltaci.protocol.path_patterns import BadPattern, branch_filter
+from deltaci.protocol.patterns.path_patterns import BadPattern, branch_filter
 
 
 def check_triggers(pipeline: model.Pipeline, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:

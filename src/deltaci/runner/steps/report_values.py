@@ -13,7 +13,7 @@ from xml.parsers import expat
 import msgspec
 
 from deltaci.core.errors import Refused
-from deltaci.protocol.report_paths import Element, JsonPath, ReportPath, XmlPath
+from deltaci.protocol.reports.report_paths import Element, JsonPath, ReportPath, XmlPath
 
 MAX_REPORT_BYTES: Final = 64 * 1024**2
 MAX_DEPTH: Final = 256

@@ -16,10 +16,11 @@ from msgspec import structs
 
 from deltaci.core.errors import Refused
 from deltaci.core.failures import MAX_LINE_CHARS
-from deltaci.protocol import junit, log_patterns, report_paths
 from deltaci.protocol.messages import ArtifactRule, NumberRule, RuleResult, ValidationRule
-from deltaci.protocol.path_patterns import BadPattern
-from deltaci.protocol.rule_results import describe_result
+from deltaci.protocol.patterns import log_patterns
+from deltaci.protocol.patterns.path_patterns import BadPattern
+from deltaci.protocol.reports import junit, report_paths
+from deltaci.protocol.reports.rule_results import describe_result
 from deltaci.runner.actions.context import JobContext
 from deltaci.runner.log.sections import VALIDATE
 from deltaci.runner.result import JobResult

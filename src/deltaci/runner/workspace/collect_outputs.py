@@ -16,9 +16,9 @@ import msgspec
 
 from deltaci.core.errors import Refused, Unreachable
 from deltaci.core.json_values import json_copy
-from deltaci.protocol import junit
 from deltaci.protocol import messages as wire
 from deltaci.protocol.messages import Artifact, ArtifactRule, FailedTest, JobSpec, TestTotals
+from deltaci.protocol.reports import junit
 from deltaci.runner.log.job_log import JobLog
 from deltaci.runner.transfers import PATIENCE_SECONDS, Transfers
 from deltaci.runner.workspace.artifacts import ArtifactFile, escape_pattern, find_files, open_file, search_files

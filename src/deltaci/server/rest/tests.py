@@ -29,7 +29,7 @@ from deltaci.core.ids import attempt_id, job_id
 from deltaci.core.job import Job
 from deltaci.core.run import Run
 from deltaci.core.status.steps import run_status
-from deltaci.protocol.junit import FAILED, SKIPPED, TestCase
+from deltaci.protocol.reports.junit import FAILED, SKIPPED, TestCase
 from deltaci.server.rest.http.cursors import decode_cursor, encode_cursor
 from deltaci.server.rest.http.lookup import get_run_records
 from deltaci.server.rest.http.request import Call, Handler

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from deltaci.core.attempt import Verdict
 from deltaci.protocol.messages import Complete, JobSpec
-from deltaci.protocol.rule_results import describe_failed
+from deltaci.protocol.reports.rule_results import describe_failed
 
 
 def validation_verdict(complete: Complete, spec: JobSpec) -> Verdict | None:

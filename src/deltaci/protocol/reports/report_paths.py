@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from deltaci.protocol.path_patterns import BadPattern
+from deltaci.protocol.patterns.path_patterns import BadPattern
 
 MAX_LENGTH: Final = 1000
 MAX_PARTS: Final = 32

@@ -12,7 +12,7 @@ import re
 from typing import Final, NamedTuple
 
 from deltaci.core.failures import MAX_LINE_CHARS
-from deltaci.protocol.path_patterns import BadPattern
+from deltaci.protocol.patterns.path_patterns import BadPattern
 
 MAX_LENGTH: Final = 500
 MAX_DEPTH: Final = 10

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from deltaci.protocol.pattern_automaton import Automaton, CharacterSet, Step, single_character
+from deltaci.protocol.patterns.pattern_automaton import Automaton, CharacterSet, Step, single_character
 
 MAX_PATTERN_LENGTH: Final = 1_024
 MAX_PATTERNS: Final = 1_000  # Per list.

@@ -1,0 +1,1 @@
+"""Reports of jobs: JUnit files, numbers in JSON and XML reports, and the results of validation rules as text."""
