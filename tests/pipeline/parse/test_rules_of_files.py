@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from deltaci.pipeline.parse.nodes import child
 from deltaci.pipeline.parse.problems import ProblemList
 from deltaci.pipeline.parse.reader import parse_node
 from deltaci.pipeline.parse.validation_rules import WORKSTREAM_KINDS, check_rules, evaluated_texts, protocol_rules
-from deltaci.pipeline.parse.yaml import parse_yaml
+from deltaci.pipeline.parse.yaml import child, parse_yaml
 from deltaci.pipeline.rule_model import RULE_KINDS, NumberRule, Rule
 from deltaci.pipeline.workstream.model import Rules
 from deltaci.protocol import messages as wire

@@ -17,7 +17,8 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.pipeline import model
-from deltaci.pipeline.detect import dotnet, go, java, native, node, php, python, ruby, rust, tasks
+from deltaci.pipeline.detect import tasks
+from deltaci.pipeline.detect.ecosystems import dotnet, go, java, native, node, php, python, ruby, rust
 from deltaci.pipeline.detect.findings import LIKELY, Finding, JobDraft, Project, Proposal, weaker
 from deltaci.pipeline.detect.projects import find_projects
 from deltaci.pipeline.detect.tree import MAX_DEPTH, MAX_READ_FILES, Tree, is_third_party, join_path, normalize_paths

@@ -12,9 +12,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from deltaci.pipeline.detect import dotnet, go, java, native, node, others, php, python, ruby, rust, tasks
+from deltaci.pipeline.detect import tasks
+from deltaci.pipeline.detect.ecosystems import dotnet, go, java, native, node, others, php, python, ruby, rust
+from deltaci.pipeline.detect.ecosystems.python_linters import find_pre_commit
 from deltaci.pipeline.detect.findings import LIKELY, UNSURE, Confidence, Project, weaker
-from deltaci.pipeline.detect.python_linters import find_pre_commit
 from deltaci.pipeline.detect.tree import MAX_DEPTH, Folder, Tree, is_auxiliary, is_plain, is_third_party
 
 MAX_PROJECTS: Final = 25

@@ -30,9 +30,8 @@ from deltaci.pipeline.expressions.tree import And, Call, Compare, Context, Index
 from deltaci.pipeline.expressions.values import to_text
 from deltaci.pipeline.github.converter import Converter, list_node, object_node, text_node
 from deltaci.pipeline.github.runs_on import as_expression
-from deltaci.pipeline.parse.nodes import child, pairs
 from deltaci.pipeline.parse.problems import Position, Problem, ProblemList, quote
-from deltaci.pipeline.parse.yaml import LIST, NULL, OBJECT, TEXT, Node, YamlError, parse_yaml
+from deltaci.pipeline.parse.yaml import LIST, NULL, OBJECT, TEXT, Node, YamlError, child, pairs, parse_yaml
 
 MAX_DEPTH: Final = 10  # actions that use actions, as on GitHub
 MAX_STEPS: Final = 300  # of one use of an action, including the actions that it uses

@@ -7,9 +7,8 @@ from typing import Final, NamedTuple
 
 from deltaci.pipeline.github.converter import Converter, list_node, object_node, text_node
 from deltaci.pipeline.github.keys import read_entries
-from deltaci.pipeline.parse.nodes import items
 from deltaci.pipeline.parse.problems import quote
-from deltaci.pipeline.parse.yaml import LIST, NUMBER, OBJECT, TEXT, Node
+from deltaci.pipeline.parse.yaml import LIST, NUMBER, OBJECT, TEXT, Node, items
 
 HEALTH_COMMAND: Final = "--health-cmd"
 HEALTH_TIMING: Final = ("--health-interval", "--health-timeout", "--health-retries", "--health-start-period")

@@ -9,10 +9,9 @@ from deltaci.pipeline import model
 from deltaci.pipeline.github.converter import Converter, list_node, object_node, text_node
 from deltaci.pipeline.github.keys import read_entries
 from deltaci.pipeline.parse.checks import check_cron
-from deltaci.pipeline.parse.nodes import items
 from deltaci.pipeline.parse.problems import quote
 from deltaci.pipeline.parse.shapes import shape
-from deltaci.pipeline.parse.yaml import LIST, NULL, OBJECT, TEXT, Node
+from deltaci.pipeline.parse.yaml import LIST, NULL, OBJECT, TEXT, Node, items
 
 SUPPORTED_EVENTS: Final = ("push", "pull_request", "schedule", "workflow_dispatch")
 IGNORED_EVENTS: Final = (

@@ -13,9 +13,8 @@ from deltaci.pipeline.github.runs_on import RunsOn, as_condition, convert_runs_o
 from deltaci.pipeline.github.shells import CONTAINER_SHELL, DEFAULT_SHELL, WINDOWS_DEFAULT_SHELL, convert_shell
 from deltaci.pipeline.github.steps import convert_steps
 from deltaci.pipeline.github.strategy import Strategy, convert_strategy
-from deltaci.pipeline.parse.nodes import child, items
 from deltaci.pipeline.parse.problems import quote
-from deltaci.pipeline.parse.yaml import BOOL, NUMBER, OBJECT, TEXT, Node
+from deltaci.pipeline.parse.yaml import BOOL, NUMBER, OBJECT, TEXT, Node, child, items
 
 NAMED_BY_ID: Final = "the job is named by its id"
 JOB_TIMEOUT_MINUTES: Final = 360  # GitHub's default

@@ -13,9 +13,8 @@ from deltaci.pipeline.expressions.tree import Literal
 from deltaci.pipeline.expressions.values import Value
 from deltaci.pipeline.github.converter import Converter, list_node, text_node
 from deltaci.pipeline.github.keys import read_entries
-from deltaci.pipeline.parse.nodes import items
 from deltaci.pipeline.parse.problems import quote
-from deltaci.pipeline.parse.yaml import OBJECT, Node
+from deltaci.pipeline.parse.yaml import OBJECT, Node, items
 
 SYSTEM_LABELS: Final = {"ubuntu-": "linux", "macos-": "macos", "windows-": "windows"}
 KNOWN_LABELS: Final = {"linux": "linux", "macos": "macos", "windows": "windows", "x64": "x64", "arm64": "arm64"}

@@ -10,9 +10,8 @@ from deltaci.pipeline.github.converter import Converter, list_node, object_node
 from deltaci.pipeline.github.keys import KEY_RULES, Entries, read_entries
 from deltaci.pipeline.github.rust_toolchain import command_keys, convert_rust_toolchain, is_rust_toolchain
 from deltaci.pipeline.github.shells import convert_shell
-from deltaci.pipeline.parse.nodes import child
 from deltaci.pipeline.parse.problems import Position, quote
-from deltaci.pipeline.parse.yaml import LIST, OBJECT, TEXT, Node
+from deltaci.pipeline.parse.yaml import LIST, OBJECT, TEXT, Node, child
 
 
 def convert_steps(

@@ -17,11 +17,10 @@ from deltaci.pipeline.github.converter import Converter, list_node, text_node
 from deltaci.pipeline.github.events import convert_events
 from deltaci.pipeline.github.jobs import convert_concurrency, convert_job, convert_needs, read_run_defaults
 from deltaci.pipeline.github.keys import Entries, read_entries
-from deltaci.pipeline.parse.nodes import child
 from deltaci.pipeline.parse.parse_result import ParseResult, Path, SourceExpression
 from deltaci.pipeline.parse.problems import Position, Problem, ProblemList, quote
 from deltaci.pipeline.parse.reader import ParsedNode, parse_node
-from deltaci.pipeline.parse.yaml import OBJECT, TEXT, Node, YamlError, decode_utf8, parse_yaml
+from deltaci.pipeline.parse.yaml import OBJECT, TEXT, Node, YamlError, child, decode_utf8, parse_yaml
 
 WORKFLOW_FOLDER: Final = ".github/workflows"
 _JOB_ID: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}")

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from deltaci.core.text import nearest
-from deltaci.pipeline.parse.nodes import child, entry, items, pairs
 from deltaci.pipeline.parse.problems import join_words, quote
-from deltaci.pipeline.parse.yaml import OBJECT, Node
+from deltaci.pipeline.parse.yaml import OBJECT, Node, child, entry, items, pairs
 
 ACTION_INPUTS: Final[Mapping[str, tuple[str, ...]]] = {
     "checkout": (

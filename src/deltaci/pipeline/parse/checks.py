@@ -14,9 +14,8 @@ from deltaci.core.graph import find_cycle
 from deltaci.core.text import nearest
 from deltaci.pipeline.parse.action_inputs import check_action_inputs
 from deltaci.pipeline.parse.aliases import FOREIGN_KEYS
-from deltaci.pipeline.parse.nodes import child, entry, items, pairs
 from deltaci.pipeline.parse.problems import Position, ProblemList, join_words, quote
-from deltaci.pipeline.parse.yaml import OBJECT, TEXT, Node
+from deltaci.pipeline.parse.yaml import OBJECT, TEXT, Node, child, entry, items, pairs
 
 # The keys of a job that an approval cannot have.
 RUNNER_KEYS: Final = (

@@ -14,7 +14,6 @@ from msgspec import Struct, inspect
 from deltaci.core.text import nearest
 from deltaci.pipeline import model
 from deltaci.pipeline.parse import checks, references, validation_rules
-from deltaci.pipeline.parse.nodes import child, pairs
 from deltaci.pipeline.parse.parse_result import ParseResult, Path, SourceExpression
 from deltaci.pipeline.parse.problems import Position, ProblemList, join_words, quote
 from deltaci.pipeline.parse.shapes import (
@@ -38,7 +37,9 @@ from deltaci.pipeline.parse.yaml import (
     TEXT,
     Node,
     YamlError,
+    child,
     decode_utf8,
+    pairs,
     parse_yaml,
 )
 

@@ -22,10 +22,9 @@ from deltaci.pipeline.expressions.references import ANY_KEY, ContextReference, c
 from deltaci.pipeline.expressions.templates import OPEN, parse_bare_condition
 from deltaci.pipeline.model import MAX_ITEMS
 from deltaci.pipeline.parse.checks import needs_of
-from deltaci.pipeline.parse.nodes import child, items, pairs
 from deltaci.pipeline.parse.parse_result import ParseResult, Path, SourceExpression, expression_problem
 from deltaci.pipeline.parse.problems import Position, ProblemList, position_within, quote
-from deltaci.pipeline.parse.yaml import LIST, OBJECT, TEXT, Node
+from deltaci.pipeline.parse.yaml import LIST, OBJECT, TEXT, Node, child, items, pairs
 from deltaci.pipeline.planning.matrix import MatrixError, expand, split_message
 from deltaci.pipeline.planning.projects import normalize_folder
 from deltaci.protocol.patterns.path_patterns import BadPattern, parse_all

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from deltaci.pipeline.parse.nodes import child, entry, items, pairs
 from deltaci.pipeline.parse.problems import ProblemList, join_words, position_within, quote
 from deltaci.pipeline.parse.references import check_pattern_list
-from deltaci.pipeline.parse.yaml import BOOL, NUMBER, OBJECT, TEXT, Node
+from deltaci.pipeline.parse.yaml import BOOL, NUMBER, OBJECT, TEXT, Node, child, entry, items, pairs
 from deltaci.pipeline.rule_model import RULE_KINDS, Rule
 from deltaci.protocol import messages as wire
 from deltaci.protocol.patterns import log_patterns

@@ -13,7 +13,6 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.pipeline.parse import checks, validation_rules
-from deltaci.pipeline.parse.nodes import child, items
 from deltaci.pipeline.parse.parse_result import Path
 from deltaci.pipeline.parse.problems import Position, Problem, ProblemList, quote
 from deltaci.pipeline.parse.reader import parse_node
@@ -30,7 +29,9 @@ from deltaci.pipeline.parse.yaml import (
     TEXT,
     Node,
     YamlError,
+    child,
     decode_utf8,
+    items,
     parse_yaml,
 )
 from deltaci.pipeline.workstream.model import Branch, Workstream

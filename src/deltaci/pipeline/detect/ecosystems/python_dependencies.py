@@ -8,7 +8,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from deltaci.pipeline import model
-from deltaci.pipeline.detect.python_tools import PACKAGE_MANAGERS_BIN, install_tools
+from deltaci.pipeline.detect.ecosystems.python_tools import PACKAGE_MANAGERS_BIN, install_tools
 from deltaci.pipeline.detect.tree import Folder, get_nested, get_table, string_list, string_or_empty
 
 TEST_WORDS: Final = ("test", "tests", "testing", "unittest", "pytest")

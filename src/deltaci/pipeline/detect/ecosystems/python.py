@@ -10,8 +10,7 @@ import re
 from typing import Final
 
 from deltaci.pipeline import model
-from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, Confidence, JobDraft, Project, quoted
-from deltaci.pipeline.detect.python_dependencies import (
+from deltaci.pipeline.detect.ecosystems.python_dependencies import (
     REQUIREMENTS,
     RUNTIME,
     Installation,
@@ -20,8 +19,8 @@ from deltaci.pipeline.detect.python_dependencies import (
     package_extras,
     plan_installation,
 )
-from deltaci.pipeline.detect.python_linters import lint_drafts
-from deltaci.pipeline.detect.python_tools import (
+from deltaci.pipeline.detect.ecosystems.python_linters import lint_drafts
+from deltaci.pipeline.detect.ecosystems.python_tools import (
     PACKAGE_MANAGERS_BIN,
     RUN_NOX,
     TOOLS_BIN,
@@ -32,6 +31,7 @@ from deltaci.pipeline.detect.python_tools import (
     read_nox,
     read_tox,
 )
+from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, Confidence, JobDraft, Project, quoted
 from deltaci.pipeline.detect.tasks import test_recipe
 from deltaci.pipeline.detect.tree import Folder, get_nested, get_table, string_list, string_or_empty
 

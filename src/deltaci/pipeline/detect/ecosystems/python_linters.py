@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, JobDraft, Project
-from deltaci.pipeline.detect.python_tools import (
+from deltaci.pipeline.detect.ecosystems.python_tools import (
     RUN_NOX,
     TOOLS_BIN,
     declared_dev_requirements,
@@ -17,6 +16,7 @@ from deltaci.pipeline.detect.python_tools import (
     read_nox,
     read_tox,
 )
+from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, JobDraft, Project
 from deltaci.pipeline.detect.tree import Folder, get_nested, get_table
 
 PRE_COMMIT: Final = ".pre-commit-config.yaml"
