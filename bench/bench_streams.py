@@ -28,7 +28,7 @@ from deltaci.core.attempt import MACHINE as ATTEMPTS
 from deltaci.core.attempt import Attempt, Publish
 from deltaci.core.events import Event, with_seq
 from deltaci.server.auth.credentials import Signer, load_server_key
-from deltaci.server.rest.event_streams import CHUNK_BYTES, Frame
+from deltaci.server.rest.streams.event_streams import CHUNK_BYTES, Frame
 
 STREAMS = 1000
 SINGLES = 200

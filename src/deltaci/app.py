@@ -53,9 +53,9 @@ from deltaci.server.connection import connection_class
 from deltaci.server.disk import DiskThreads
 from deltaci.server.failure_rules import FailureRules
 from deltaci.server.follower import Follower
-from deltaci.server.rest.event_streams import EventStreams
 from deltaci.server.rest.http.app import ApiApp
 from deltaci.server.rest.http.request import AppState
+from deltaci.server.rest.streams.event_streams import EventStreams
 from deltaci.server.runner_api.app import RunnerApp
 from deltaci.server.runner_api.control_channel import ControlHub
 from deltaci.server.runner_api.lease_ids import LeaseIds

@@ -23,7 +23,7 @@ from deltaci.core.errors import Refused
 from deltaci.engine import feed
 from deltaci.server.rest.http import query_parameters, ranges
 from deltaci.server.rest.http.cursors import encode_cursor
-from deltaci.server.rest.live import prefers_stream
+from deltaci.server.rest.streams.live import prefers_stream
 from tests.contract.backends import Backend, legal
 from tests.fuzz.json_texts import ODD_TEXTS, mutated
 from tests.fuzz.profile import fuzzed

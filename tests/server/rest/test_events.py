@@ -13,8 +13,8 @@ import pytest
 from deltaci.client import AsyncClient
 from deltaci.core.events import Event, to_json_line
 from deltaci.server.auth import revalidate
-from deltaci.server.rest import event_streams, live
-from deltaci.server.rest.live import prefers_stream
+from deltaci.server.rest.streams import event_streams, live
+from deltaci.server.rest.streams.live import prefers_stream
 from tests.contract.backends import Backend, on_both_stores, on_loop, within
 from tests.server.rest.following import OpenResponse, StreamEvent, open_stream
 from tests.server.rest.site import TIME, ApiSite, Caller, ScriptedRunner, opened, task

@@ -13,8 +13,8 @@ import pytest
 
 from deltaci.app import HttpListener, Server
 from deltaci.core.events import Event, with_seq
-from deltaci.server.rest import event_streams
-from deltaci.server.rest.event_streams import EventStreams, Frame, Subscription
+from deltaci.server.rest.streams import event_streams
+from deltaci.server.rest.streams.event_streams import EventStreams, Frame, Subscription
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.backends import Backend, new_event, on_loop, write
 from tests.server.rest.following import open_stream

@@ -18,7 +18,7 @@ from deltaci.server.rest.http.lookup import get_attempt, get_attempts, get_jobs,
 from deltaci.server.rest.http.ranges import ByteRange, requested_range
 from deltaci.server.rest.http.request import Call, Handler, Send, not_found
 from deltaci.server.rest.http.streaming import content_disposition, open_response, write_range
-from deltaci.server.rest.log_tails import last_lease
+from deltaci.server.rest.streams.log_tails import last_lease
 from deltaci.storage.blobs import keys
 from deltaci.storage.blobs.store import BlobStat, BlobStore, BlobStoreUnavailable
 

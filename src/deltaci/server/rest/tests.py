@@ -33,8 +33,8 @@ from deltaci.protocol.reports.junit import FAILED, SKIPPED, TestCase
 from deltaci.server.rest.http.cursors import decode_cursor, encode_cursor
 from deltaci.server.rest.http.lookup import get_run_records
 from deltaci.server.rest.http.request import Call, Handler
-from deltaci.server.rest.log_tails import last_lease
 from deltaci.server.rest.serializers import to_datetime
+from deltaci.server.rest.streams.log_tails import last_lease
 from deltaci.server.test_reports import ParsedReports
 from deltaci.storage.port import ListQuery
 

@@ -11,9 +11,9 @@ from typing import Final
 
 from deltaci.api.schemas.records import Run
 from deltaci.server.request import Send
-from deltaci.server.rest.event_streams import Subscription
 from deltaci.server.rest.http.streaming import ClientDisconnected, ResponseStream, open_response
-from deltaci.server.rest.live import HEADERS
+from deltaci.server.rest.streams.event_streams import Subscription
+from deltaci.server.rest.streams.live import HEADERS
 from deltaci.server.web.page_request import EventStream, PageRequest
 from deltaci.storage.port import Unavailable
 

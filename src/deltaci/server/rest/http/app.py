@@ -31,7 +31,6 @@ from deltaci.server.rest import (
     history,
     jobs,
     keys,
-    live,
     projects,
     queue,
     runs,
@@ -45,6 +44,7 @@ from deltaci.server.rest import (
 from deltaci.server.rest.http import query_parameters
 from deltaci.server.rest.http.request import AppState, Call, Handler, JsonResponse, StreamingResponse
 from deltaci.server.rest.http.validation_errors import explain as explain_error
+from deltaci.server.rest.streams import live
 
 LOGGER: Final = logging.getLogger(__name__)
 MAX_QUOTED_CHARS: Final = 200

@@ -26,7 +26,7 @@ from deltaci.server.disk import DiskThreads
 from deltaci.server.failure_rules import FailureRules
 from deltaci.server.log_index import LogIndexes
 from deltaci.server.request import Request
-from deltaci.server.rest.event_streams import EventStreams
+from deltaci.server.rest.streams.event_streams import EventStreams
 from deltaci.server.secrets import Secrets
 from deltaci.server.tenants import Tenants
 from deltaci.server.test_reports import TestReports

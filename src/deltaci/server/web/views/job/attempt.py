@@ -17,7 +17,7 @@ from deltaci.core.ids import worker_name
 from deltaci.core.text import plain_line
 from deltaci.protocol.log_sections import looks_like_marker
 from deltaci.protocol.messages import Timings
-from deltaci.server.rest.log_tails import LogFile
+from deltaci.server.rest.streams.log_tails import LogFile
 from deltaci.server.web.components import badge, lasted, nothing, path, when
 from deltaci.server.web.markup import (
     EMPTY,

@@ -22,7 +22,6 @@ from deltaci.core.timers import is_over
 from deltaci.protocol.routes import OFFSET_HEADER
 from deltaci.server.auth.revalidate import Revalidation
 from deltaci.server.log_index import BLOCK_BYTES
-from deltaci.server.rest.event_streams import Subscription
 from deltaci.server.rest.http.lookup import get_attempt, get_job
 from deltaci.server.rest.http.ranges import ByteRange, requested_range, requested_start
 from deltaci.server.rest.http.request import Call, Handler, Send, not_found
@@ -33,6 +32,7 @@ from deltaci.server.rest.http.streaming import (
     open_response,
     write_range,
 )
+from deltaci.server.rest.streams.event_streams import Subscription
 from deltaci.storage.blobs.keys import PART_BYTES
 from deltaci.storage.blobs.store import BlobStoreUnavailable
 from deltaci.storage.port import Unavailable

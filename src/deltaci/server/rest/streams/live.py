@@ -22,11 +22,11 @@ from deltaci.core.events import Event, to_json_line
 from deltaci.core.job import Job
 from deltaci.core.timers import is_over
 from deltaci.server.auth.revalidate import Revalidation
-from deltaci.server.rest import log_tails
-from deltaci.server.rest.event_streams import CHUNK_BYTES, Frame, Subscription
 from deltaci.server.rest.http.lookup import get_run, load_all_jobs
 from deltaci.server.rest.http.request import Call, Handler, JsonResponse, Send
 from deltaci.server.rest.http.streaming import ClientDisconnected, ResponseStream, open_response
+from deltaci.server.rest.streams import log_tails
+from deltaci.server.rest.streams.event_streams import CHUNK_BYTES, Frame, Subscription
 from deltaci.storage.port import Unavailable
 
 STREAM: Final = "text/event-stream"
