@@ -123,9 +123,8 @@ def interpolate(
     parsed = parse_template(template) if isinstance(template, str) else template
     if parsed.single_expression is not None:
         return evaluate(parsed.single_expression, contexts, functions, shared_budget)
-    evaluator = Evaluator(
-        contexts, functions or {}, shared_budget
-    )  # shared, because the limits apply to the whole text
+    # One evaluator for all expressions, because the limits apply to the whole text.
+    evaluator = Evaluator(contexts, functions or {}, shared_budget)
     return _join(
         (part, 1) if isinstance(part, str) else (to_text(evaluator.evaluate(part)), part.column)
         for part in parsed.parts

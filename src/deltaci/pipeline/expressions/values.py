@@ -20,14 +20,8 @@ NULL, BOOLEAN, NUMBER, TEXT, ARRAY, OBJECT = "null", "boolean", "number", "text"
 MAX_EXACT_INTEGER: Final = 2**53  # above this, a double does not represent every integer
 MAX_NUMBER_LENGTH: Final = 2_000  # characters; longer strings convert to NaN
 MAX_INDEX: Final = 2**31 - 1
-_COMMON_TYPES: Final = (
-    str,
-    int,
-    float,
-    list,
-    tuple,
-    type(None),
-)  # checked first, because isinstance(…, Mapping) is slow
+# Checked first, because isinstance(…, Mapping) is slow.
+_COMMON_TYPES: Final = (str, int, float, list, tuple, type(None))
 _DECIMAL: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _HEX: Final = re.compile(r"0x[0-9a-fA-F]+")
 _OCTAL: Final = re.compile(r"0o[0-7]+")

@@ -9,7 +9,7 @@ from deltaci.pipeline.github.converter import Converter, text_node
 from deltaci.pipeline.parse.problems import quote
 from deltaci.pipeline.parse.yaml import Node
 
-NAMED_SHELLS: Final = ("bash", "sh", "python", "pwsh")  # the runner knows these names, as GitHub's does
+NAMED_SHELLS: Final = ("bash", "sh", "python", "pwsh")  # the runner knows these names, as GitHub's runner does
 POWERSHELL: Final = "pwsh"
 WINDOWS_SHELLS: Final = ("powershell", "cmd")
 DEFAULT_SHELL: Final = "bash -e {0}"

@@ -239,8 +239,8 @@ class _Compiler:
         )
         may_be_skipped = any(self._may_skip[need] for need in visible_needs)
         condition = conditions.job_condition(selected.condition, has_needs=bool(needs), may_be_skipped=may_be_skipped)
-        # An approval has no condition at run time, so that it cannot pass on that a need was skipped: its dependents
-        # check its needs themselves.
+        # An approval has no condition at run time, so a skipped need does not make it skipped. Therefore its dependents
+        # check its needs as well as the approval itself.
         self._visible_needs[job_id] = visible_needs if job.approval is not None else ()
         self._may_skip[job_id] = condition is not None and job.approval is None
         need_names = self._planned_names(needs)

@@ -155,7 +155,7 @@ class JobFilter:
                 [self._selectable_job(name, set(candidates)) for name in candidates],
                 changed,
                 projects=projects,
-                # A detected pipeline has a name without a dot, and no file that could change.
+                # A detected pipeline has no file that could change, and a name without a dot.
                 always=(*ALWAYS, *([_escape_pattern(file)] if "." in file else [])),
                 unknown_because=unknown_because,
             )

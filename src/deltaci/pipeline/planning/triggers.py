@@ -15,10 +15,8 @@ def check_triggers(pipeline: model.Pipeline, change: Change, changed: Collection
     """Return whether a change starts a pipeline, and the reason. `changed` are the changed paths, None if unknown."""
     try:
         return _check_event(pipeline.on, change, changed)
-    except (
-        BadPattern,
-        Refused,
-    ) as error:  # The caller may pass a pipeline that was not checked.
+    except (BadPattern, Refused) as error:
+        # The parser reports these errors, but the caller may pass a pipeline that was not parsed.
         return True, f"it runs, because its triggers are invalid ({error})"
 
 

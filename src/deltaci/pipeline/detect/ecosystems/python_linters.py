@@ -71,9 +71,8 @@ def _pre_commit_draft() -> JobDraft:
         confidence=LIKELY,
         evidence=(f"there is {PRE_COMMIT}",),
         reason="its hooks may need the tools of other languages",
-        env={
-            "SKIP": "no-commit-to-branch"
-        },  # The hook guards local commits; it would fail on a checkout of the main branch.
+        # This hook protects the main branch from local commits; it would fail on a checkout of that branch.
+        env={"SKIP": "no-commit-to-branch"},
         steps=(*install_tools("pre-commit"), f"{TOOLS_BIN}/pre-commit run --all-files --show-diff-on-failure"),
     )
 
