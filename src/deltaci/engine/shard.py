@@ -171,7 +171,7 @@ class Shard:
 
     @staticmethod
     def _fail(batch: Iterable[PendingRequests], error: BaseException) -> None:
-        """Answer each caller of the batch with the error."""
+        """Raise the error in each caller of the batch that still waits."""
         for pending in batch:
             if not pending.responses.done():
                 pending.responses.set_exception(error)

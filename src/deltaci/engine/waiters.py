@@ -282,7 +282,10 @@ class ClaimWaiters:
         return group
 
     def _leave(self, group: WaiterGroup) -> None:
-        """Remove one member from the group, and the group itself after its last member."""
+        """Remove one member from the group, and the group itself after its last member.
+
+        After the last group, complete a `stop` that waits for this.
+        """
         group.member_count -= 1
         if not group.member_count:
             del self._groups[group.key]

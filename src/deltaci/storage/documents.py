@@ -38,10 +38,10 @@ class TypedDocuments(Generic[T]):
         return True
 
     async def update(self, tenant: str, name: str, change: Callable[[T | None], T | None]) -> T | None:
-        """Call `change` with the stored value (None if there is none) and store its result. Return the stored value.
+        """Call `change` with the stored value (None if there is none) and store its result.
 
-        After a conflict, `change` is called again with the new value. If it returns None or an equal value, or raises,
-        nothing is written.
+        Return the value stored afterwards. After a conflict, `change` is called again with the new value. If it returns
+        None or an equal value, or raises, nothing is written.
         """
         for _ in range(MAX_TRIES):
             stored = await self._store.find_document(self._kind, name, tenant)

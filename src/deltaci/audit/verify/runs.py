@@ -156,7 +156,7 @@ def check_failed(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine,
 
 
 def check_timed_out(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    """Report a run that times out before its timeout."""
+    """Report a run that times out before its time limit has passed."""
     if event.at < run.started_at + run.timeout:
         verifier.flag(
             "ORC-R10", f"run {run.id} times out early", f"not before {(run.started_at + run.timeout).isoformat()}"

@@ -43,9 +43,9 @@ class Artifact(msgspec.Struct, frozen=True):
 
 
 def safe_name(text: str) -> str:
-    """Return the text in a form that is one part of a key: percent-encoded, or as a hash if that is too long.
+    """Return the text in a form that is one part of a key. Different texts give different names.
 
-    Different texts give different names.
+    It is percent-encoded, or replaced by its hash if that is too long or begins with `.` or `_`.
     """
     name = quote(text, safe="", errors="surrogatepass")
     if name.startswith((".", "_")) or not 0 < len(name) <= MAX_NAME_LENGTH:
