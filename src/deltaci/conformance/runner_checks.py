@@ -47,7 +47,7 @@ def _why_not_started(transcript: Transcript, job: str) -> Finding | None:
 def lease_first(job: str) -> CheckFunction:
     """Return a check of PRO-C1 for this job: no step runs before its lease is active."""
 
-    def check(transcript: Transcript) -> Finding:
+    def check_lease_first(transcript: Transcript) -> Finding:
         if not transcript.received("lease"):
             exits = [f"{entry.note} at {_time_of(entry)}" for entry in transcript.find("exited")] or [
                 "it was still running"
@@ -70,7 +70,7 @@ def lease_first(job: str) -> CheckFunction:
             )
         return passed(f"AckLease was accepted at {_time_of(accepted[0])}, the first step ran at {_time_of(first_step)}")
 
-    return check
+    return check_lease_first
 
 
 def acknowledged(transcript: Transcript) -> Finding:
@@ -132,7 +132,7 @@ def log_uploaded(transcript: Transcript) -> Finding:
 def one_result(job: str) -> CheckFunction:
     """Return a check of PRO-C5 for this job: one result is sent, and repeated only until it is answered."""
 
-    def check(transcript: Transcript) -> Finding:
+    def check_one_result(transcript: Transcript) -> Finding:
         completes = transcript.received("Complete", job)
         if not completes:
             if (not_started := _why_not_started(transcript, job)) is not None:
@@ -146,11 +146,11 @@ def one_result(job: str) -> CheckFunction:
         if any(body != bodies[0] for body in bodies):
             index = next(index for index, body in enumerate(bodies) if body != bodies[0])
             first_body, differing_body = bodies[0], bodies[index]
-            fields = sorted(
+            differing_fields = sorted(
                 name for name in first_body | differing_body if first_body.get(name) != differing_body.get(name)
             )
             time = _time_of(completes[index])
-            return failed(f"expected one Complete; another one at {time} differs in {', '.join(fields)}")
+            return failed(f"expected one Complete; another one at {time} differs in {', '.join(differing_fields)}")
         answers = transcript.answered("Complete", "CompleteAck", job)
         late_messages = [complete for complete in completes if answers and complete.at > answers[0].at]
         if late_messages:
@@ -161,7 +161,7 @@ def one_result(job: str) -> CheckFunction:
         repeats = f", sent {len(completes)} times until it was answered" if len(completes) > 1 else ""
         return passed(f"one Complete at {_time_of(completes[0])}{repeats}")
 
-    return check
+    return check_one_result
 
 
 def canceled(transcript: Transcript) -> Finding:
@@ -213,18 +213,18 @@ def no_lease_no_work(transcript: Transcript) -> Finding:
     granted = transcript.first("granted", "refused")
     if granted is None:
         return not_shown("the runner never asked for a lease")
-    refused = transcript.answered("AckLease", "StaleLease", "refused")
-    if not refused:
+    refusals = transcript.answered("AckLease", "StaleLease", "refused")
+    if not refusals:
         return not_shown("it sent no AckLease that could be refused (see PRO-C2)")
     markers = transcript.find("job", "refused")
     if markers:
         return failed(
-            f"AckLease was answered with StaleLease at {_time_of(refused[0])}; the job ran at {_time_of(markers[0])}"
+            f"AckLease was answered with StaleLease at {_time_of(refusals[0])}; the job ran at {_time_of(markers[0])}"
         )
-    later_requests = [entry for entry in transcript.entries if entry.at > refused[0].at and entry.type == "lease"]
+    later_requests = [entry for entry in transcript.entries if entry.at > refusals[0].at and entry.type == "lease"]
     if not later_requests:
         return not_shown("after a StaleLease in answer to AckLease the runner asked for nothing more")
-    return passed(f"AckLease was answered with StaleLease at {_time_of(refused[0])}, and the job did not run")
+    return passed(f"AckLease was answered with StaleLease at {_time_of(refusals[0])}, and the job did not run")
 
 
 def executes_once(transcript: Transcript) -> Finding:
@@ -242,7 +242,7 @@ def executes_once(transcript: Transcript) -> Finding:
 def no_late_result(job: str) -> CheckFunction:
     """Return a check of PRO-H2 for this job: no result is sent after the lease expired by the runner's clock."""
 
-    def check(transcript: Transcript) -> Finding:
+    def check_no_late_result(transcript: Transcript) -> Finding:
         if (not_started := _why_not_started(transcript, job)) is not None:
             return not_started
         renewals = transcript.answered("AckLease", "HeartbeatAck", job) + transcript.answered(
@@ -261,7 +261,7 @@ def no_late_result(job: str) -> CheckFunction:
             return failed(f"its lease ended at {lease_end:.2f} s without a renewal; it sent Complete at {sent_at}")
         return passed(f"its lease ended at {lease_end:.2f} s without a renewal, and no Complete came after that")
 
-    return check
+    return check_no_late_result
 
 
 def silent_after_end(transcript: Transcript) -> Finding:
@@ -439,9 +439,9 @@ RUNNER_CHECKS: Final = (
 )
 
 
-def check_runner(transcripts: Mapping[str, Transcript], only: Collection[str] = ()) -> list[CheckResult]:
-    """Return the result of every item of the checklist; of those with an id in `only`, if it is not empty."""
-    return [_check_rule(check, transcripts) for check in RUNNER_CHECKS if not only or check.id in only]
+def check_runner(transcripts: Mapping[str, Transcript], only_ids: Collection[str] = ()) -> list[CheckResult]:
+    """Return the result of every item of the checklist; of those with an id in `only_ids`, if it is not empty."""
+    return [_check_rule(check, transcripts) for check in RUNNER_CHECKS if not only_ids or check.id in only_ids]
 
 
 def _check_rule(check: RunnerCheck, transcripts: Mapping[str, Transcript]) -> CheckResult:
@@ -452,11 +452,13 @@ def _check_rule(check: RunnerCheck, transcripts: Mapping[str, Transcript]) -> Ch
     return combine(check.id, check.title, findings.values())
 
 
-def scenarios_for(only: Collection[str]) -> set[str]:
-    """Return the names of the scenarios to run for the items in `only`; of all scenarios if it is empty."""
-    if not only:
+def scenarios_for(only_ids: Collection[str]) -> set[str]:
+    """Return the names of the scenarios to run for the items in `only_ids`; of all scenarios if it is empty."""
+    if not only_ids:
         return set(_ALL_SCENARIOS)
-    return {name for check in RUNNER_CHECKS if check.id in only for name in check.required_scenarios or check.functions}
+    return {
+        name for check in RUNNER_CHECKS if check.id in only_ids for name in check.required_scenarios or check.functions
+    }
 
 
 def _without_sequence_no(complete: Entry) -> dict[str, Any]:

@@ -109,12 +109,12 @@ class ScriptedRunner:
         return spec
 
 
-def decode(body: Any, kind: type[msgspec.Struct]) -> Any:
+def decode(body: Any, expected_type: type[msgspec.Struct]) -> Any:
     """Decode a message as strictly as a runner does. Raise `CheckFailed` if it is not of this type."""
     try:
-        return msgspec.convert(body, kind)
+        return msgspec.convert(body, expected_type)
     except msgspec.ValidationError as error:
-        raise CheckFailed(f"expected {kind.__name__}; the answer is not one: {error}") from None
+        raise CheckFailed(f"expected {expected_type.__name__}; the answer is not one: {error}") from None
 
 
 def expect(reply: Reply, status: int, code: str, subject: str = "the request") -> Reply:

@@ -489,9 +489,9 @@ SERVER_CHECKS: Final = (
 )
 
 
-def _with_dependencies(only: Collection[str]) -> set[str]:
-    """Return the ids in `only` and of all items that must be checked before them; all ids if `only` is empty."""
-    ids = set(only) or {check.id for check in SERVER_CHECKS}
+def _with_dependencies(only_ids: Collection[str]) -> set[str]:
+    """Return these ids and the ids of all items that must be checked before them; all ids if none is given."""
+    ids = set(only_ids) or {check.id for check in SERVER_CHECKS}
     for check in reversed(SERVER_CHECKS):
         if check.id in ids:
             ids.update(check.needs)
@@ -503,26 +503,26 @@ def check_server(
     tokens: Sequence[str],
     job_source: JobSource | None,
     patience_seconds: float,
-    only: Collection[str] = (),
+    only_ids: Collection[str] = (),
 ) -> Iterator[CheckResult]:
     """Check a server, and yield the result of each item as soon as it is known.
 
-    `only` limits the items, if not empty.
+    `only_ids` limits the items, if not empty.
     """
     checks = ServerChecks(client, tokens, job_source, patience_seconds)
-    required_ids = _with_dependencies(only)
+    required_ids = _with_dependencies(only_ids)
     try:
         for check in SERVER_CHECKS:
             if check.id in required_ids:
                 result = _run(check, checks)
-                if not only or check.id in only:
+                if not only_ids or check.id in only_ids:
                     yield result
     finally:
         checks.finish()
 
 
 def _run(check: ServerCheck, checks: ServerChecks) -> CheckResult:
-    """Run one check and return its result, in which the exceptions of the check are its verdicts."""
+    """Run one check and return its result: PASS with its evidence, or NOT SHOWN or FAIL if it raises."""
     try:
         return CheckResult(check.id, check.title, PASS, check.run(checks))
     except NotCheckable as reason:

@@ -14,11 +14,11 @@ class _NoMessage(msgspec.Struct, tag_field="type", tag=""):
     """A placeholder that turns a single tagged struct into a union, so that msgspec requires its tag."""
 
 
-def decoder(kind: type[T]) -> Callable[[bytes | str], T]:
+def decoder(message_type: type[T]) -> Callable[[bytes | str], T]:
     """Return a function that decodes JSON to this type strictly and raises only errors of msgspec."""
     # msgspec requires the `type` field only of a union: a single tagged struct may be sent without it.
-    is_tagged = getattr(getattr(kind, "__struct_config__", None), "tag", None) is not None
-    union: Any = kind | _NoMessage if is_tagged else kind
+    is_tagged = getattr(getattr(message_type, "__struct_config__", None), "tag", None) is not None
+    union: Any = message_type | _NoMessage if is_tagged else message_type
     decode = msgspec.json.Decoder(union).decode
 
     def decode_strictly(data: bytes | str) -> T:
@@ -38,10 +38,10 @@ def decoder(kind: type[T]) -> Callable[[bytes | str], T]:
     return decode_strictly
 
 
-def _decode_with_integers(data: bytes | str, kind: Any, error: msgspec.ValidationError) -> Any:
+def _decode_with_integers(data: bytes | str, expected_type: Any, error: msgspec.ValidationError) -> Any:
     """Decode again with `2.0` and `2e3` as integers, which they are to JSON Schema; raise `error` if that fails too."""
     try:
-        return msgspec.convert(with_integers(msgspec.json.decode(data)), kind)
+        return msgspec.convert(with_integers(msgspec.json.decode(data)), expected_type)
     except msgspec.ValidationError:
         raise error from None
 

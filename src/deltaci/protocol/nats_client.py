@@ -82,7 +82,7 @@ class NatsConnection:
                 failure = "the connection is closed"
             except Exception as error:
                 # Any error: nothing depends on NATS, and it may be back soon.
-                failure = _one_line(error)
+                failure = _describe_error(error)
             if failure != last_failure:
                 LOGGER.warning("NATS at %s: %s; continuing without it and reconnecting", self._address, failure)
             last_failure = failure
@@ -147,7 +147,7 @@ async def _log_error(error: Exception) -> None:
     LOGGER.debug("NATS: %s", type(error).__name__)
 
 
-def _one_line(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Return type and message of an error as one line; for an exception group those of its first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -24,13 +24,13 @@ def schema(kind: Any) -> dict[str, Any]:
     return {**root_schema, "$defs": components} if components else root_schema
 
 
-def schema_components(kinds: Iterable[Any], ref_template: str) -> tuple[list[Any], dict[str, Any]]:
+def schema_components(types: Iterable[Any], ref_template: str) -> tuple[list[Any], dict[str, Any]]:
     """Return the schema of each type, and the schemas of all structs inside these types by schema name."""
-    kinds = list(kinds)
-    schemas, components = msgspec.json.schema_components(kinds, ref_template=ref_template)
+    types = list(types)
+    schemas, components = msgspec.json.schema_components(types, ref_template=ref_template)
     new_names = {
         struct.__name__: schema_name(struct)
-        for struct in structs(inspect.multi_type_info(kinds))
+        for struct in structs(inspect.multi_type_info(types))
         if schema_name(struct) != struct.__name__
     }
     if not new_names:

@@ -56,12 +56,12 @@ class Uploaded(msgspec.Struct, frozen=True):
     stored: bool = True
 
 
-def _body_decoder(kind: type[T]) -> Callable[[bytes], T]:
+def _body_decoder(body_type: type[T]) -> Callable[[bytes], T]:
     """Return a function that decodes a response body.
 
     It raises `Unreachable` for an unreadable body, which a proxy may have sent.
     """
-    decode = wire.decoder(kind)
+    decode = wire.decoder(body_type)
 
     def decode_body(body: bytes) -> T:
         try:

@@ -35,7 +35,10 @@ MAX_JOBS: Final = 5
 
 
 class People:
-    """All users. `unfinished` has the ids of the runs and attempts that must end before the simulation does."""
+    """The simulated users.
+
+    `unfinished` has the ids of the runs and attempts that must end before the simulation does.
+    """
 
     def __init__(
         self,
@@ -106,11 +109,11 @@ class People:
 
     async def _start_run(self, record: Run, random: Random) -> None:
         """Create and plan a run with one command."""
-        id, count = record.id, random.randint(0, MAX_JOBS)
+        id, job_count = record.id, random.randint(0, MAX_JOBS)
         common_fields: dict[str, Any] = {"id": id, "actor": "user:u", "request_id": f"{id} create", "record": record}
         start = StartRun(
             **common_fields,
-            jobs=tuple(self._draw_related_job(id, random, index) for index in range(count)),
+            jobs=tuple(self._draw_related_job(id, random, index) for index in range(job_count)),
             plan_hash="h",
         )
         if self._client.happens("race", random):
@@ -135,8 +138,8 @@ class People:
             failed = run.PlanFailed(id=id, error="the planner failed", request_id=f"{id} unplanned")
             await client.submit("plan", failed, random)
             return
-        count = 0 if client.happens("plan is empty", random) else random.randint(1, MAX_JOBS)
-        jobs = tuple(self._draw_related_job(id, random, index) for index in range(count))
+        job_count = 0 if client.happens("plan is empty", random) else random.randint(1, MAX_JOBS)
+        jobs = tuple(self._draw_related_job(id, random, index) for index in range(job_count))
         plan = Plan(id=id, jobs=jobs, plan_hash="h", request_id=f"{id} plan")
         await client.submit("plan", plan, random, Plan(id=id, jobs=(), plan_hash="other", request_id=f"{id} plan"))
         if jobs and client.happens("job is canceled", random):
@@ -216,8 +219,8 @@ class People:
 
     def _cancel(self, id: str, wait_seconds: float, random: Random, request_tag: str = "") -> None:
         """Cancel the run later, by one user or by several at once."""
-        count = random.randint(2, 3) if self._client.happens("several cancel", random) else 1
-        for index in range(count):
+        user_count = random.randint(2, 3) if self._client.happens("several cancel", random) else 1
+        for index in range(user_count):
             common_fields: dict[str, Any] = {
                 "id": id,
                 "actor": f"user:u{index}",

@@ -193,7 +193,10 @@ class QueueClients:
             self._client.spawn_later(300 * random.random(), partial(self._client.submit, "cancel", cancel, random))
 
     async def _finish(self, claimed_work: _ClaimedWork, exit_code: int, failure_mode: str, random: Random) -> None:
-        """Sometimes upload for a while, then report the result."""
+        """Report the result of claimed work, sometimes after an upload that takes a while.
+
+        Some failure modes end the work before that.
+        """
         if random.random() < 0.7 or failure_mode:
             if not await claimed_work.send(attempt.BeginUpload) or failure_mode == "UPLOADING":
                 return

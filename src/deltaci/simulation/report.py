@@ -49,11 +49,11 @@ def read_scenario(file: Path) -> Scenario:
         ) from None
 
 
-def scenarios(seed: int, seeds: int, minutes: float, hours: float, runs_an_hour: float) -> Iterator[Scenario]:
-    """Yield the scenarios of consecutive seeds: `seeds` of them, or as many as fit into `minutes` if that is not 0."""
+def scenarios(seed: int, seed_count: int, minutes: float, hours: float, runs_an_hour: float) -> Iterator[Scenario]:
+    """Yield the scenarios of `seed_count` consecutive seeds, or of as many as fit into `minutes` if that is not 0."""
     deadline = time.monotonic() + minutes * 60
     current_seed = seed
-    while (time.monotonic() < deadline) if minutes else (current_seed < seed + seeds):
+    while (time.monotonic() < deadline) if minutes else (current_seed < seed + seed_count):
         yield draw_scenario(current_seed, hours, runs_an_hour)
         current_seed += 1
 

@@ -169,9 +169,9 @@ class _Parser:
         if character not in ("*", "+", "?") and count_match is None:
             return piece.ways
         if piece.is_edge or not (piece.is_character or character == "?"):
-            kind = "an edge" if piece.is_edge else "a group"
+            operand_name = "an edge" if piece.is_edge else "a group"
             raise self._error(
-                f"{kind} that is repeated by '{character}'", "repeat single characters; a group only by '?'"
+                f"{operand_name} that is repeated by '{character}'", "repeat single characters; a group only by '?'"
             )
         self._position += count_match.end() - start if count_match is not None else 1
         if self._peek() == "?":  # A non-greedy quantifier has the same ways in another order.

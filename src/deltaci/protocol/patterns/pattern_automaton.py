@@ -121,8 +121,8 @@ class Automaton:
                 _mask_for(self._advancing_bits, character),
                 _mask_for(self._repeating_bits, character),
             )
-        advancing, repeating = masks
-        positions = self._with_skips(((state.positions & advancing) << 1) | (state.positions & repeating))
+        advancing_mask, repeating_mask = masks
+        positions = self._with_skips(((state.positions & advancing_mask) << 1) | (state.positions & repeating_mask))
         if self._cached_bytes > MAX_CACHED_BYTES:
             self._clear_cache()
         successor = self._states.get(positions) or self._add_state(positions)

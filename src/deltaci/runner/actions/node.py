@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from deltaci.core.errors import Refused
 from deltaci.runner.actions.context import JobContext, check_inputs, non_empty_lines
-from deltaci.runner.actions.tools import choose, expand_home, find_tools, read_version_file
+from deltaci.runner.actions.tools import choose_tool, expand_home, find_tools, read_version_file
 from deltaci.runner.workspace.safe_fs import write_file
 
 INPUTS: Final = (
@@ -34,7 +34,7 @@ async def setup(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
     check_inputs(inputs, INPUTS)
     patterns = expand_home(_patterns(), Path.home())
     installed = await find_tools(job, ("node", "nodejs"), patterns, "--version")
-    tool = choose("Node", _version_spec(job, inputs), installed)
+    tool = choose_tool("Node", _version_spec(job, inputs), installed)
     if inputs.get("cache", "").strip():
         job.log.write_line("setup-node: 'cache' is ignored; use a step 'cache', or 'caches' of the job")
     job.paths = [str(PurePosixPath(tool.path).parent), *job.paths]

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from deltaci.core.errors import Refused
 from deltaci.runner.actions.context import JobContext, StepFailed, check_inputs, non_empty_lines
-from deltaci.runner.actions.tools import Tool, choose, expand_home, find_tools, read_version_file, run_in_cell
+from deltaci.runner.actions.tools import Tool, choose_tool, expand_home, find_tools, read_version_file, run_in_cell
 from deltaci.runner.workspace.safe_fs import create_folder
 
 INPUTS: Final = (
@@ -35,7 +35,7 @@ async def setup(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
     check_inputs(inputs, INPUTS)
     installed = await find_tools(job, NAMES, expand_home(_patterns(), Path.home()), PRINT_VERSION)
     version_specs = _version_specs(job, inputs)
-    tools = [choose("Python", version_spec, installed) for version_spec in version_specs]
+    tools = [choose_tool("Python", version_spec, installed) for version_spec in version_specs]
     if inputs.get("cache", "").strip():
         job.log.write_line("setup-python: 'cache' is ignored; use a step 'cache', or 'caches' of the job")
     folder = ""

@@ -93,7 +93,7 @@ async def run_in_cell(job: JobContext, script: str, timeout_seconds: float) -> t
     return script_exit, output.decode("utf-8", "replace")
 
 
-def choose(program: str, version_spec: str, installed: Sequence[Tool]) -> Tool:
+def choose_tool(program: str, version_spec: str, installed: Sequence[Tool]) -> Tool:
     """Return the newest installed version that matches. Raise `StepFailed` if none does."""
     for tool in installed:
         if version_matches(version_spec, tool.version):

@@ -48,11 +48,11 @@ def _matches_all(version_spec: str, version: Version) -> bool:
     return is_match
 
 
-def _satisfies(operator: str, text: str, version: Version) -> bool:
+def _satisfies(operator: str, operand: str, version: Version) -> bool:
     """Return whether a version satisfies one comparison, such as `>=` and `3.10`."""
-    parts = [int(part) for part in _leading_numbers(text)]
+    parts = [int(part) for part in _leading_numbers(operand)]
     first_covered = tuple([*parts, 0, 0, 0][:3])
-    first_above = _next_version(parts) if parts else None  # The first version after those that `text` covers.
+    first_above = _next_version(parts) if parts else None  # The first version above all that `operand` covers.
     match operator:
         case "=" | "==":
             return version >= first_covered and (first_above is None or version < first_above)

@@ -75,12 +75,13 @@ class Mask:
         self._prefix_bytes = frozenset(byte for form in forms for byte in form[:-1])
         self._mark = _mark(forms)
         self._pending = b""
-        self._covered = 0  # So many bytes at the start of `_pending` belong to a mark that is already written.
+        # How many bytes at the start of `_pending` belong to a mark that is already written.
+        self._pending_masked_bytes = 0
 
     def copy_for_new_stream(self) -> Mask:
         """Return a mask for the same secrets that has processed no bytes yet."""
         new_mask = copy.copy(self)
-        new_mask._pending, new_mask._covered = b"", 0
+        new_mask._pending, new_mask._pending_masked_bytes = b"", 0
         return new_mask
 
     @property
@@ -99,14 +100,14 @@ class Mask:
     def flush(self) -> bytes:
         """Return all bytes that are held back, masked. An incomplete secret among them is not masked."""
         block, self._pending = self._pending, b""
-        return self._masked(block, len(block), self._candidates(block))
+        return self._mask_block(block, len(block), self._candidates(block))
 
     def _feed_block(self, data: bytes) -> bytes:
         """Process one block. Return the masked bytes that can be written now and hold back the others."""
         block = self._pending + data if self._pending else data
         candidates = self._candidates(block)
         end = self._pending_start(block, candidates)
-        masked = self._masked(block, end, candidates)
+        masked = self._mask_block(block, end, candidates)
         self._pending = block[end:]
         return masked
 
@@ -134,23 +135,23 @@ class Mask:
                 start = min(start, _prefix_start(block, form))
         return start
 
-    def _masked(self, block: bytes, end: int, candidates: list[bytes]) -> bytes:
+    def _mask_block(self, block: bytes, end: int, candidates: list[bytes]) -> bytes:
         """Return the block up to `end`, masked.
 
         A mark may reach beyond `end`, which is remembered for the next block.
         """
-        covered = self._covered
-        if not covered and not candidates:
+        masked_until = self._pending_masked_bytes
+        if not masked_until and not candidates:
             return block[:end]
         parts: list[bytes] = []
         for start, stop in sorted(span for form in candidates for span in _occurrences(block, form)):
             if start >= end:
                 break
-            if start >= covered:
-                parts += (block[covered:start], self._mark)
-            covered = max(covered, stop)
-        parts.append(block[covered:end])
-        self._covered = max(0, covered - end)
+            if start >= masked_until:
+                parts += (block[masked_until:start], self._mark)
+            masked_until = max(masked_until, stop)
+        parts.append(block[masked_until:end])
+        self._pending_masked_bytes = max(0, masked_until - end)
         return b"".join(parts)
 
 

@@ -42,10 +42,10 @@ def secret_forms(secret: str) -> frozenset[bytes]:
     whole_values = {stripped, "\n".join(lines), "\r\n".join(lines)} if len(lines) > 1 else {stripped}
     line_values = {line.strip() for line in lines} if len(lines) > 1 else set()
     values = whole_values | {line for line in line_values if len(line) >= MIN_LINE_CHARACTERS}
-    return frozenset(form for value in values for form in _forms(value) if form)
+    return frozenset(form for value in values for form in _encoded_forms(value) if form)
 
 
-def _forms(value: str) -> Iterator[bytes]:
+def _encoded_forms(value: str) -> Iterator[bytes]:
     """Yield each form of one text: its bytes and their encodings."""
     raw = _encode(value)
     yield raw

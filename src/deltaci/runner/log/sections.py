@@ -75,7 +75,7 @@ class SectionWriter:
     def begin(self, index: int, name: str) -> bytes:
         """Return the marker with which a step begins."""
         quoted = json.dumps(name[:MAX_NAME_CHARACTERS])
-        return self._marker(f"begin index={index} name={quoted}")
+        return self._marker_line(f"begin index={index} name={quoted}")
 
     def output(self, data: bytes) -> bytes:
         """Return masked output unchanged, and remember whether it ends with a newline."""
@@ -87,9 +87,9 @@ class SectionWriter:
         """Return the marker with which a step ends. A step that was killed may have no exit code."""
         bounded_seconds = min(seconds, MAX_SECONDS) if math.isfinite(seconds) and seconds > 0 else 0.0
         exit_text = "none" if exit_code is None else exit_code
-        return self._marker(f"end index={index} exit={exit_text} seconds={bounded_seconds:.3f}")
+        return self._marker_line(f"end index={index} exit={exit_text} seconds={bounded_seconds:.3f}")
 
-    def _marker(self, content: str) -> bytes:
+    def _marker_line(self, content: str) -> bytes:
         """Return a marker line with this content. If the last line has not ended, end it and add `cut=1`."""
         is_cut, self._is_line_open = self._is_line_open, False
         newline, cut_field = ("\n", " cut=1") if is_cut else ("", "")

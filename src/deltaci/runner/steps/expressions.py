@@ -75,7 +75,7 @@ class JobExpressions:
 
     @property
     def github(self) -> dict[str, Any]:
-        """The context `github`, with the workspace of this runner."""
+        """The context `github` of the job spec, with the path of the workspace on this runner."""
         github = self._spec_contexts.get("github")
         return {**(github if isinstance(github, dict) else {}), "workspace": str(self._layout.workspace)}
 

@@ -126,7 +126,7 @@ class StepSequence:
         )
 
     def _is_conditional(self, step: Step) -> bool:
-        """Return whether a condition decides if the step runs. Other jobs stop at the first failure."""
+        """Return whether the step's condition must be evaluated: in a pipeline job always, else only if it has one."""
         return self._expressions.is_pipeline_job or bool(step.condition)
 
     async def _evaluate(self, function: Callable[..., T], *args: Any) -> T:

@@ -56,9 +56,11 @@ class _Pattern:
 
     def __init__(self, rule: ArtifactRule) -> None:
         self.type = rule.type
-        parts = pattern_parts(rule.path_glob)
-        self._parts = [None if part == "**" else re.compile(fnmatch.translate(part)) for part in parts]
-        self.end = len(parts)
+        part_texts = pattern_parts(rule.path_glob)
+        self._parts = [
+            None if part_text == "**" else re.compile(fnmatch.translate(part_text)) for part_text in part_texts
+        ]
+        self.end = len(part_texts)
 
     def start(self) -> frozenset[int]:
         """Return the possible states before the first name of a path."""

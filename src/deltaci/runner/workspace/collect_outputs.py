@@ -67,7 +67,7 @@ class OutputCollector:
             await self._read_output(spec.output_path)
         await self._upload_artifacts(files)
 
-    def _fail(self, code: str, reason: str) -> None:
+    def _record_error(self, code: str, reason: str) -> None:
         """Log the reason, masked, and record the error."""
         reason = self._log.masked_line(reason)
         self._log.write_line(reason)
@@ -80,7 +80,7 @@ class OutputCollector:
         try:
             files, unmatched = await self._transfers.run_in_thread(search_files, self._workspace, rules)
         except (Refused, OSError) as error:
-            self._fail("ARTIFACTS", f"artifacts: {_error_text(error)}")
+            self._record_error("ARTIFACTS", f"artifacts: {_error_text(error)}")
             return []
         for rule in unmatched:
             self._log.write_line(f"artifacts: no file matches {rule.path_glob!r}")
@@ -89,7 +89,7 @@ class OutputCollector:
     def add_outputs(self, outputs: dict[str, str]) -> None:
         """Merge the values of output expressions into the output that was read from the file."""
         if not isinstance(self.collected.output, dict | None):
-            self._fail(
+            self._record_error(
                 "OUTPUT", "output: the file does not contain an object, so outputs cannot be added; write an object"
             )
             return
@@ -99,7 +99,7 @@ class OutputCollector:
                 raise Refused("too_large", f"it has more than {wire.MAX_OUTPUT_BYTES} bytes; keep it as an artifact")
             self.collected.output = self._log.masked_json(merged)
         except Refused as refused:
-            self._fail("OUTPUT", f"output: {refused.message}")
+            self._record_error("OUTPUT", f"output: {refused.message}")
 
     # -- test reports
 
@@ -164,7 +164,7 @@ class OutputCollector:
             value = await self._transfers.run_in_thread(self._load_output, path)
             self.collected.output = self._log.masked_json(value)
         except (Refused, OSError) as error:
-            self._fail("OUTPUT", f"output {path!r}: {_error_text(error)}")
+            self._record_error("OUTPUT", f"output {path!r}: {_error_text(error)}")
 
     def _load_output(self, path: str) -> Any:
         """Return the value in the output file, in the form in which the server stores it."""
@@ -189,11 +189,11 @@ class OutputCollector:
         listed_bytes = 0
         for file in files:
             if self._log.masked(file.path) != file.path:
-                self._fail("ARTIFACTS", f"artifact {file.path!r}: its name contains a secret; rename it")
+                self._record_error("ARTIFACTS", f"artifact {file.path!r}: its name contains a secret; rename it")
                 continue
             if file.bytes > wire.MAX_ARTIFACT_BYTES:
                 max_bytes = wire.MAX_ARTIFACT_BYTES
-                self._fail(
+                self._record_error(
                     "ARTIFACTS", f"artifact {file.path!r}: it has {file.bytes} bytes, at most {max_bytes}; split it"
                 )
                 continue
@@ -205,15 +205,17 @@ class OutputCollector:
                     PATIENCE_SECONDS,
                 )
             except Refused as refused:
-                self._fail("ARTIFACTS", f"artifact {file.path!r}: {refused.message}")
+                self._record_error("ARTIFACTS", f"artifact {file.path!r}: {refused.message}")
                 continue
             except Unreachable as error:
-                self._fail("UPLOAD", f"artifact {file.path!r}: {error}")
+                self._record_error("UPLOAD", f"artifact {file.path!r}: {error}")
                 return
             artifact = Artifact(type=file.type, uri=uploaded.uri, name=file.path, bytes=uploaded.bytes)
             listed_bytes += len(wire.encode(artifact))
             if listed_bytes > MAX_LISTED_BYTES:
-                self._fail("ARTIFACTS", f"artifacts up to {file.path!r} exceed what a result can list; pack them")
+                self._record_error(
+                    "ARTIFACTS", f"artifacts up to {file.path!r} exceed what a result can list; pack them"
+                )
                 return
             self.collected.artifacts = [*self.collected.artifacts, artifact]
         if files:

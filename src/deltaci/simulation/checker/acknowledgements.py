@@ -24,7 +24,7 @@ class AcknowledgementChecker:
         self.acknowledged = 0
 
     def has_changed(self, id: str, request_id: str) -> bool:
-        """Return whether this request has changed this entity."""
+        """Return whether the log has a change of this entity that this request made."""
         return (request_id, id) in self._history.requests
 
     # -- acknowledgements to users and queue clients
@@ -125,7 +125,7 @@ class AcknowledgementChecker:
             for message, response in pairs:
                 self._check_ended(message, response)
 
-    def _attempt(self, lease_id: str) -> tuple[TrackedAttempt | None, int]:
+    def _attempt_and_lease_number(self, lease_id: str) -> tuple[TrackedAttempt | None, int]:
         """Return the attempt of a lease, None if it is unknown, and the number of the lease."""
         id, lease_number, _ = lease_id.rsplit(".", 2)
         attempt = self._history.entities.get(id)
@@ -134,7 +134,7 @@ class AcknowledgementChecker:
     def _check_granted(self, lease_id: str) -> None:
         """Raise `Violation` if a lease that was sent to a runner is not in the log."""
         self.acknowledged += 1
-        attempt, lease_number = self._attempt(lease_id)
+        attempt, lease_number = self._attempt_and_lease_number(lease_id)
         if attempt is None or attempt.claims < lease_number:
             raise Violation(
                 "acknowledged",
@@ -143,7 +143,7 @@ class AcknowledgementChecker:
 
     def _check_ended(self, message: dict[str, Any], response: dict[str, Any]) -> None:
         """Check that an accepted Complete or CancelAck ended exactly this lease, with the reported outcome."""
-        attempt, lease_number = self._attempt(message["lease_id"])
+        attempt, lease_number = self._attempt_and_lease_number(message["lease_id"])
         if response.get("type") not in ("CompleteAck", "CancelAcked") or attempt is None:
             return
         self.acknowledged += 1

@@ -349,7 +349,7 @@ class HistoryChecker(JobOrderChecker):
             raise Violation("approval", f"{subject} is {event.to}, approved by {approvals}")
 
     def _check_decision(self, subject: str, job: TrackedJob, event: LogEvent) -> None:
-        """Check the end of an approval: whether it expired only after its deadline, and soon after it."""
+        """Check that an approval expires only after its deadline and soon after it, and store who decided it."""
         if event.to == "FAILED" and event.actor == "orchestrator" and not 0 < job.approve_by <= event.at:
             raise Violation("approval", f"{subject} is rejected by the orchestrator before it expires")
         if job.approve_by:

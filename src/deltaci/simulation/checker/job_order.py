@@ -60,7 +60,7 @@ class JobOrderChecker(LeaseChecker):
                 raise Violation("after", f"{subject} starts, but it comes after {predecessor}, which has not ended")
 
     def check_pending_commit(self, subject: str, job: TrackedJob) -> None:
-        """Check that a job which is still pending after a commit can neither start yet nor never start."""
+        """Raise `Violation` if a job that is still pending after a commit could start now, or can never start."""
         if any(self.is_finished(need) and not self.is_need_met(need) for need in job.needs):
             raise Violation("blocked", f"{subject} waits for a need that can never be met")
         if all(map(self.is_need_met, job.needs)) and all(map(self.is_finished, job.after)):

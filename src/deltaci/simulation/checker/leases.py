@@ -402,7 +402,7 @@ class LeaseChecker:
         job = self.entities.get(attempt.job_id)
         return (attempt.tenant, job.group) if isinstance(job, TrackedJob) and job.group else None
 
-    def _take_group(self, subject: str, attempt: TrackedAttempt, group: Group, at: int) -> None:
+    def _take_group(self, subject: str, attempt: TrackedAttempt, group: Group, now: int) -> None:
         """Record that the attempt takes its group.
 
         Check that no other attempt of the group has a live lease, or may still be running under a lost one.
@@ -410,7 +410,7 @@ class LeaseChecker:
         last_attempt = self._last_group_attempt.get(group)
         if last_attempt is not None and last_attempt is not attempt:
             is_live = last_attempt.lease is not None and last_attempt.lease.state in LIVE_LEASE_STATES
-            if is_live or (last_attempt.state == "QUEUED" and at < last_attempt.run_at):
+            if is_live or (last_attempt.state == "QUEUED" and now < last_attempt.run_at):
                 raise Violation("group", f"{subject} takes the group {group[1]}, which {last_attempt.id} has")
         self._last_group_attempt[group] = attempt
 
@@ -456,12 +456,12 @@ class LeaseChecker:
             if worker is not None and attempt.id in worker.leased_attempts:
                 count_lease_end(worker, attempt.id, event)
 
-    def _free_slot(self, worker_id: str, attempt_id: str, at: int) -> None:
+    def _free_slot(self, worker_id: str, attempt_id: str, now: int) -> None:
         """Remove the attempt from the leases that the worker holds."""
         worker = self.workers.get(worker_id)
         if worker is not None:
             if not worker.is_free:
-                worker.free_since = at
+                worker.free_since = now
             worker.leased_attempts.discard(attempt_id)
             worker.standalone_attempts.discard(attempt_id)
 

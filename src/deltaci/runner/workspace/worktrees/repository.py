@@ -85,7 +85,7 @@ class StreamRepository:
             (self.path / "shallow").unlink(missing_ok=True)
 
     async def import_bundle(self, bundle: Path, tip: str) -> None:
-        """Import a bundle from the server that ends with the commit `tip`."""
+        """Import a bundle from the server, and mark its last commit, `tip`, as completely fetched."""
         await self._repository.run("bundle", "unbundle", str(bundle))
         await self._mark_complete(tip)
 
