@@ -54,7 +54,7 @@ class _OpenResponse:
         self._parts: AsyncIterator[bytes] | None = None
 
     async def open(self, call: Call[Any], silence_seconds: float) -> HttpResponse:
-        """Begin to read; a refusal is read at once."""
+        """Send the request and open its response for reading. The body of an error response is read at once."""
         await self.close()
         check_open(self._http)
         try:
@@ -68,14 +68,14 @@ class _OpenResponse:
         return HttpResponse(response.status_code, response.headers, body)
 
     async def read(self) -> bytes | None:
-        """The next bytes, None at the end."""
+        """Return the next bytes of the response, or None at its end."""
         try:
             return None if self._parts is None else await anext(self._parts, None)
         except HTTP_ERRORS as error:
             raise connection_error(self._url, error) from error
 
     async def close(self) -> None:
-        """Read no more."""
+        """Close the response."""
         if self._response is not None:
             await self._response.aclose()
         self._response, self._parts = None, None
@@ -114,7 +114,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         await self._http.aclose()
 
     # -- runs
@@ -219,7 +219,7 @@ class AsyncClient:
     iter_flaky = async_stream_method(operations.iter_flaky)
 
     async def download(self, run_id: str, job: str, index: int, path: str, to: str | Path) -> Path:
-        """Keep a file that an attempt left behind under this name: whole, or not at all."""
+        """Save an artifact of an attempt as the file `to` and return its path. An error leaves no incomplete file."""
         with AtomicFile(Path(to)) as draft:
             async with aclosing(self.stream(operations.artifact_bytes(run_id, job, index, path))) as parts:
                 async for part in parts:

@@ -21,7 +21,7 @@ class AtomicFile:
         return self
 
     def write(self, data: bytes) -> None:
-        """Add to it."""
+        """Append bytes to the temporary file."""
         assert self._file is not None
         self._file.write(data)
 

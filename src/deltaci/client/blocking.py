@@ -53,7 +53,7 @@ class _OpenResponse:
         self._parts: Iterator[bytes] = iter(())
 
     def open(self, call: Call[Any], silence_seconds: float) -> HttpResponse:
-        """Begin to read; a refusal is read at once."""
+        """Send the request and open its response for reading. The body of an error response is read at once."""
         self.close()
         check_open(self._http)
         try:
@@ -67,14 +67,14 @@ class _OpenResponse:
         return HttpResponse(response.status_code, response.headers, body)
 
     def read(self) -> bytes | None:
-        """The next bytes, None at the end."""
+        """Return the next bytes of the response, or None at its end."""
         try:
             return next(self._parts, None)
         except HTTP_ERRORS as error:
             raise connection_error(self._url, error) from error
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the response."""
         if self._response is not None:
             self._response.close()
         self._response, self._parts = None, iter(())
@@ -113,7 +113,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         self._http.close()
 
     # -- runs
@@ -218,7 +218,7 @@ class Client:
     iter_flaky = stream_method(operations.iter_flaky)
 
     def download(self, run_id: str, job: str, index: int, path: str, to: str | Path) -> Path:
-        """Keep a file that an attempt left behind under this name: whole, or not at all."""
+        """Save an artifact of an attempt as the file `to` and return its path. An error leaves no incomplete file."""
         with AtomicFile(Path(to)) as draft:
             for part in self.stream(operations.artifact_bytes(run_id, job, index, path)):
                 draft.write(part)

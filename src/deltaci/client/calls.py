@@ -76,7 +76,7 @@ def _call(
 
 
 def _query(asked: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What was given, as text."""
+    """Return the query parameters that are set, as text."""
     found: list[tuple[str, str]] = []
     for name, value in asked.items():
         if isinstance(value, (list, tuple)):
@@ -91,12 +91,12 @@ def _query(asked: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _given(**fields: Any) -> dict[str, Any]:
-    """Without what was left out."""
+    """Return the fields that are neither empty nor False."""
     return {name: value for name, value in fields.items() if value is not False and value not in (None, "", [], {})}
 
 
 def new_key() -> str:
-    """An idempotency key that nobody else has."""
+    """Return a random idempotency key."""
     return secrets.token_urlsafe(18)
 
 
@@ -141,44 +141,44 @@ def runs(
     limit: int = api_input.DEFAULT_PAGE,
     cursor: str = "",
 ) -> Call[api.RunPage]:
-    """One page of runs, the newest first; all that is given must hold."""
+    """Return a page of the runs that match all given filters, the newest first."""
     query: dict[str, Any] = {"state": state, "status": status, "project": project, "branch": branch}
     query |= {"label": list(labels), "person": person, "template": template, "since": since, "until": until}
     return _call("listRuns", api.RunPage, query={**query, "limit": limit, "cursor": cursor})
 
 
 def run(run_id: str) -> Call[api.RunWithJobs]:
-    """A run with its jobs and their attempts."""
+    """Return a run with its first jobs and their attempts."""
     return _call("readRun", api.RunWithJobs, run=run_id)
 
 
 def cancel(run_id: str, reason: str = "") -> Call[api.Run]:
-    """Stop a run. Safe to repeat."""
+    """Cancel a run. Safe to repeat."""
     return _call("cancelRun", api.Run, body=_given(reason=reason), run=run_id)
 
 
 def approve(run_id: str, *, job: str | None = None, comment: str = "", plan_hash: str = "") -> Call[api.DecisionResult]:
-    """Approve what waits for it: one job, or every one that waits. Safe to repeat."""
+    """Approve one or all waiting approval jobs of a run. Safe to repeat."""
     return _call(
         "approveRun", api.DecisionResult, body=_given(job=job, comment=comment, plan_hash=plan_hash), run=run_id
     )
 
 
 def reject(run_id: str, *, job: str | None = None, comment: str = "", plan_hash: str = "") -> Call[api.DecisionResult]:
-    """Reject what waits for approval: one job, or every one that waits."""
+    """Reject one or all waiting approval jobs of a run."""
     return _call(
         "rejectRun", api.DecisionResult, body=_given(job=job, comment=comment, plan_hash=plan_hash), run=run_id
     )
 
 
 def rerun(run_id: str, *, failed_only: bool = False, idempotency_key: str = "") -> Call[api.Run]:
-    """Start a new run that does the same again, or only what failed. Safe to repeat, like `start`."""
+    """Start a new run with all jobs of an earlier run, or only with the failed ones. Safe to repeat, like `start`."""
     once = idempotency_key or new_key()
     return _call("rerunRun", api.Run, body=_given(failed_only=failed_only), once=once, run=run_id)
 
 
 def explain_name(name: RunRef) -> Call[api.Explanation]:
-    """Why it is as it is."""
+    """Explain the state of a run, a job or an attempt."""
     if name.index:
         return _call("explainAttempt", api.Explanation, run=name.run, job=name.job, index=name.index)
     if name.job:
@@ -187,17 +187,17 @@ def explain_name(name: RunRef) -> Call[api.Explanation]:
 
 
 def plan(run_id: str) -> Call[api.Plan]:
-    """What the run does."""
+    """Return the plan of a run, and why it has its jobs."""
     return _call("readPlan", api.Plan, run=run_id)
 
 
 def timeline(run_id: str) -> Call[api_timeline.Timeline]:
-    """When the run did what."""
+    """Return the times of the phases of a run's jobs."""
     return _call("readTimeline", api_timeline.Timeline, run=run_id)
 
 
 def events(run_id: str = "", *, after: int = 0, limit: int = api_input.MAX_EVENTS) -> Call[api.EventPage]:
-    """One page of the events of a run, or of the whole tenant, in the order of the log."""
+    """Return a page of the events of a run, or of the whole tenant, in the order of the log."""
     query = {"after": after, "limit": limit}
     if run_id:
         return _call("readRunEvents", api.EventPage, query=query, run=run_id)
@@ -205,7 +205,7 @@ def events(run_id: str = "", *, after: int = 0, limit: int = api_input.MAX_EVENT
 
 
 def event_stream(run_id: str, after: int) -> Call[bytes]:
-    """The same, as server-sent events: what is there and what will be."""
+    """Stream the events of a run, or of the whole tenant, as server-sent events: past and future ones after `after`."""
     headers = {"Accept": EVENT_STREAM, LAST_EVENT_HEADER: str(after)}
     if run_id:
         return _call("readRunEvents", bytes, headers=headers, run=run_id)
@@ -213,25 +213,25 @@ def event_stream(run_id: str, after: int) -> Call[bytes]:
 
 
 def artifacts(run_id: str, job: str = "", index: int = 0) -> Call[api.Artifacts]:
-    """What the jobs of a run, or one attempt of a job, left behind."""
+    """Return the artifacts of all jobs of a run, or of one attempt of a job."""
     if job:
         return _call("listArtifacts", api.Artifacts, run=run_id, job=job, index=index or 1)
     return _call("listRunArtifacts", api.Artifacts, run=run_id)
 
 
 def artifact(run_id: str, job: str, index: int, path: str, start: int = 0) -> Call[bytes]:
-    """The bytes of a file that an attempt left behind, from `start` on."""
+    """Stream an artifact of an attempt from the byte `start` on."""
     headers = {"Range": f"bytes={start}-"} if start else {}
     return _call("readArtifact", bytes, headers=headers, run=run_id, job=job, index=index, path=path)
 
 
 def outputs(run_id: str) -> Call[api.Outputs]:
-    """The results of the run's jobs."""
+    """Return the outputs of the run's jobs."""
     return _call("readOutputs", api.Outputs, run=run_id)
 
 
 def costs(run_id: str) -> Call[api.Costs]:
-    """What the run used."""
+    """Return the costs that runners reported for the run's attempts."""
     return _call("readCosts", api.Costs, run=run_id)
 
 
@@ -239,41 +239,41 @@ def costs(run_id: str) -> Call[api.Costs]:
 
 
 def jobs(run_id: str, *, limit: int = api_input.DEFAULT_PAGE, cursor: str = "") -> Call[api.JobPage]:
-    """One page of the run's jobs, in the order of the plan."""
+    """Return a page of the run's jobs, in the order of the plan."""
     return _call("listJobs", api.JobPage, query={"limit": limit, "cursor": cursor}, run=run_id)
 
 
 def job(run_id: str, job: str) -> Call[api.Job]:
-    """A job with its attempts."""
+    """Return a job with its attempts."""
     return _call("readJob", api.Job, run=run_id, job=job)
 
 
 def cancel_job(run_id: str, job: str, reason: str = "") -> Call[api.Job]:
-    """Stop one job. Safe to repeat."""
+    """Cancel one job. Safe to repeat."""
     return _call("cancelJob", api.Job, body=_given(reason=reason), run=run_id, job=job)
 
 
 def attempts(run_id: str, job: str) -> Call[api.Attempts]:
-    """The attempts of a job, the first one first."""
+    """Return the attempts of a job, the first one first."""
     return _call("listAttempts", api.Attempts, run=run_id, job=job)
 
 
 def attempt(run_id: str, job: str, index: int) -> Call[api.Attempt]:
-    """One execution of a job."""
+    """Return an attempt of a job."""
     return _call("readAttempt", api.Attempt, run=run_id, job=job, index=index)
 
 
 def log(
     run_id: str, job: str, index: int = 0, *, lease: int = 0, start: int = 0, end: int | None = None
 ) -> Call[bytes]:
-    """The log of an attempt, or of the last one; from byte `start` up to, and without, byte `end`."""
+    """Return the log of an attempt, or of the job's last one, from byte `start` up to but not including byte `end`."""
     return log_stream(run_id, job, index, lease=lease, start=start, end=end, follow_seconds=0)
 
 
 def log_stream(
     run_id: str, job: str, index: int, *, lease: int, start: int, end: int | None = None, follow_seconds: int
 ) -> Call[bytes]:
-    """The same, and for so many seconds what is added to it."""
+    """Stream the log of an attempt, with what is appended to it in the next `follow_seconds`."""
     headers = {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end is not None else {}
     query = {"lease": lease, "follow": follow_seconds}
     if index:
@@ -282,7 +282,7 @@ def log_stream(
 
 
 def log_index(run_id: str, job: str, index: int, *, lease: int = 0, block: int = 0) -> Call[api_logs.LogIndex]:
-    """Where the lines and steps of an attempt's log are; newlines are counted from this block on."""
+    """Return the positions of lines and steps in the log of an attempt. The line counts begin with this block."""
     query = {"lease": lease, "block": block}
     return _call("readLogIndex", api_logs.LogIndex, query=query, run=run_id, job=job, index=index)
 
@@ -291,12 +291,12 @@ def log_index(run_id: str, job: str, index: int, *, lease: int = 0, block: int =
 
 
 def templates(*, limit: int = api_input.DEFAULT_PAGE, cursor: str = "") -> Call[api.TemplatePage]:
-    """One page of templates, by name."""
+    """Return a page of templates, ordered by name."""
     return _call("listTemplates", api.TemplatePage, query={"limit": limit, "cursor": cursor})
 
 
 def template(name: str, version: int | None = None) -> Call[api.Template]:
-    """A template: this version, or the newest."""
+    """Return a version of a template, by default the newest."""
     if version is None:
         return _call("readTemplate", api.Template, template=name)
     return _call("readVersion", api.Template, template=name, version=version)
@@ -310,7 +310,7 @@ def save_template(
     inputs: Mapping[str, api_input.InputRule | Mapping[str, Any]] | None = None,
     expected_version: int | None = None,
 ) -> Call[api.Template]:
-    """Save a new version of a template; with `expected_version` only if that is the newest."""
+    """Save a new version of a template. With `expected_version`, only if that is the newest one."""
     body = {"plan": plan, **_given(description=description, inputs=dict(inputs or {}))}
     if expected_version is not None:
         body["expected_version"] = expected_version
@@ -318,12 +318,12 @@ def save_template(
 
 
 def remove_template(name: str) -> Call[api.TemplateSummary]:
-    """Let nobody start runs from it any more."""
+    """Remove a template, so that no more runs can be started from it."""
     return _call("removeTemplate", api.TemplateSummary, template=name)
 
 
 def versions(name: str, *, limit: int = api_input.DEFAULT_PAGE, cursor: str = "") -> Call[api.TemplatePage]:
-    """One page of the versions of a template, the oldest first."""
+    """Return a page of the versions of a template, the oldest first."""
     return _call("listVersions", api.TemplatePage, query={"limit": limit, "cursor": cursor}, template=name)
 
 
@@ -331,22 +331,22 @@ def versions(name: str, *, limit: int = api_input.DEFAULT_PAGE, cursor: str = ""
 
 
 def projects(*, limit: int = api_input.DEFAULT_PAGE, cursor: str = "") -> Call[api_projects.ProjectPage]:
-    """One page of the repositories that the server knows, by name."""
+    """Return a page of projects, ordered by name."""
     return _call("listProjects", api_projects.ProjectPage, query={"limit": limit, "cursor": cursor})
 
 
 def project(name: str) -> Call[api_projects.Project]:
-    """What the server knows of a repository."""
+    """Return a project."""
     return _call("readProject", api_projects.Project, project=name)
 
 
 def save_project(name: str, project: api_projects.ProjectInput | Mapping[str, Any]) -> Call[api_projects.Project]:
-    """Tell the server of a repository, or change what it knows of it."""
+    """Create a project or change it."""
     return _call("saveProject", api_projects.Project, body=project, project=name)
 
 
 def remove_project(name: str) -> Call[api_projects.Project]:
-    """Let the server forget a repository."""
+    """Remove a project."""
     return _call("removeProject", api_projects.Project, project=name)
 
 
@@ -361,12 +361,12 @@ def report_push(
 def changes(
     *, project: str | None = None, limit: int = api_input.DEFAULT_PAGE, cursor: str = ""
 ) -> Call[api_projects.ChangePage]:
-    """One page of what happened in repositories, the newest first."""
+    """Return a page of changes (pushes, pull requests and others), the newest first."""
     return _call("listChanges", api_projects.ChangePage, query={"project": project, "limit": limit, "cursor": cursor})
 
 
 def change(change_id: str) -> Call[api_projects.Change]:
-    """What came of a change."""
+    """Return a change and the runs that it started."""
     return _call("readChange", api_projects.Change, change=change_id)
 
 
@@ -382,7 +382,10 @@ def queue(
     limit: int = api_input.DEFAULT_PAGE,
     cursor: str = "",
 ) -> Call[api_queue.Queue]:
-    """One page of what waits and why, and what workers have. Filters that are empty do not matter."""
+    """Return a page of the waiting work with the reasons, and the running attempts.
+
+    An empty filter selects everything.
+    """
     query = {"part": part, **_given(reason=reason, label=label, project=project)}
     return _call("listQueue", api_queue.Queue, query={**query, "limit": limit, "cursor": cursor})
 
@@ -391,43 +394,43 @@ def queue(
 
 
 def workers(*, gone: bool = False, limit: int = api_input.DEFAULT_PAGE, cursor: str = "") -> Call[api.WorkerPage]:
-    """One page of workers, the newest first; `gone` lists those that were shut down instead."""
+    """Return a page of workers, the newest first; with `gone`, of those that were shut down."""
     return _call("listWorkers", api.WorkerPage, query={"gone": gone, "limit": limit, "cursor": cursor})
 
 
 def worker(name: str) -> Call[api.Worker]:
-    """A runner, as the fleet sees it."""
+    """Return a worker."""
     return _call("readWorker", api.Worker, worker=name)
 
 
 def worker_token(name: str, *, again: bool = False, expires_seconds: int = 86400) -> Call[api.WorkerToken]:
-    """A token with which a runner can come in, once."""
+    """Create a token with which a runner of this name can register once."""
     body = {**_given(name=name, again=again), "expires_seconds": expires_seconds}
     return _call("makeWorkerToken", api.WorkerToken, body=body)
 
 
 def drain_worker(name: str, reason: str = "") -> Call[api.Worker]:
-    """Give a worker nothing new until it is resumed. Safe to repeat."""
+    """Give a worker no new work until it is resumed. Safe to repeat."""
     return _call("drainWorker", api.Worker, body=_given(reason=reason), worker=name)
 
 
 def resume_worker(name: str) -> Call[api.Worker]:
-    """Let a worker have work again. Safe to repeat."""
+    """Let a worker get work again. Safe to repeat."""
     return _call("resumeWorker", api.Worker, worker=name)
 
 
 def remove_worker(name: str) -> Call[api.Worker]:
-    """Send a worker away, after its current jobs, until there is a new token for it. Safe to repeat."""
+    """Remove a worker after its current jobs. It cannot return without a new token. Safe to repeat."""
     return _call("removeWorker", api.Worker, worker=name)
 
 
 def keys(*, limit: int = api_input.DEFAULT_PAGE, cursor: str = "") -> Call[api.KeyPage]:
-    """One page of API keys."""
+    """Return a page of API keys."""
     return _call("listKeys", api.KeyPage, query={"limit": limit, "cursor": cursor})
 
 
 def key(key_id: str) -> Call[api.Key]:
-    """An API key, without its secret."""
+    """Return an API key, without its secret."""
     return _call("readKey", api.Key, key=key_id)
 
 
@@ -439,7 +442,7 @@ def make_key(
     description: str = "",
     expires_seconds: int = 0,
 ) -> Call[api.NewKey]:
-    """Make an API key; its secret is shown this once."""
+    """Create an API key. Its secret is only in this response."""
     body = _given(
         person=person,
         scopes=list(scopes),
@@ -451,33 +454,33 @@ def make_key(
 
 
 def revoke_key(key_id: str) -> Call[api.Key]:
-    """Let nobody in with this key any more. Safe to repeat."""
+    """Revoke an API key. Safe to repeat."""
     return _call("revokeKey", api.Key, key=key_id)
 
 
 def secret_page(*, limit: int = api_input.DEFAULT_PAGE, cursor: str = "") -> Call[api.SecretPage]:
-    """One page of secrets, without their values."""
+    """Return a page of secrets, without their values."""
     return _call("listSecrets", api.SecretPage, query={"limit": limit, "cursor": cursor})
 
 
 def set_secret(name: str, value: str, *, project: str = "", branch: str = "") -> Call[api.Secret]:
-    """Keep a secret for all jobs, for a project, or for its branches that fit a pattern."""
+    """Set a secret for all jobs, for a project, or for its branches that match a pattern."""
     body = {"value": value, **_given(project=project, branch=branch)}
     return _call("setSecret", api.Secret, body=body, secret=name)
 
 
 def remove_secret(name: str, *, project: str = "", branch: str = "") -> Call[api.Secret]:
-    """Forget the secret with exactly this scope."""
+    """Remove the secret with exactly this scope."""
     return _call("removeSecret", api.Secret, query={"project": project, "branch": branch}, secret=name)
 
 
 def failure_rules() -> Call[api_failures.FailureRules]:
-    """The rules by which failures are classed, in the order in which they are asked."""
+    """Return the rules that classify failures, in the order in which they are applied."""
     return _call("readFailureRules", api_failures.FailureRules)
 
 
 def set_failure_rules(text: str, *, expected_version: int | None = None) -> Call[api_failures.FailureRules]:
-    """Set the tenant's own rules; with `expected_version` only if that is the newest."""
+    """Replace the tenant's own failure rules. With `expected_version`, only if that is the stored one."""
     body: dict[str, Any] = {"text": text}
     if expected_version is not None:
         body["expected_version"] = expected_version
@@ -487,20 +490,20 @@ def set_failure_rules(text: str, *, expected_version: int | None = None) -> Call
 def flaky(
     *, project: str | None = None, limit: int = api_input.DEFAULT_PAGE, cursor: str = ""
 ) -> Call[api_failures.FlakyPage]:
-    """One page of jobs and tests that are known to fail now and then."""
+    """Return a page of jobs and tests that are known to be flaky."""
     return _call("listFlaky", api_failures.FlakyPage, query={"project": project, "limit": limit, "cursor": cursor})
 
 
 def me() -> Call[api.Me]:
-    """Who asks, as the server sees it."""
+    """Return the caller as the server authenticated it."""
     return _call("readMe", api.Me)
 
 
 def tenant() -> Call[api.Tenant]:
-    """What the tenant may use and what it uses."""
+    """Return the quotas and the usage of the caller's tenant."""
     return _call("readTenant", api.Tenant)
 
 
 def set_quotas(tenant: str, quotas: Quotas) -> Call[api.Tenant]:
-    """Say what a tenant may use; only who operates the server may."""
+    """Set the quotas of a tenant. Only the operator of the server may do this."""
     return _call("setQuotas", api.Tenant, body=quotas, tenant=tenant)

@@ -33,7 +33,7 @@ class _BearerAuth(httpx.Auth):
         self._key = key
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Once with each request."""
+        """Add the key to the request. httpx calls this."""
         request.headers["Authorization"] = f"Bearer {self._key()}"
         yield request
 
@@ -53,7 +53,7 @@ class ConnectionSettings:
         self._ca = ca
 
     def options(self, timeout_seconds: float) -> dict[str, Any]:
-        """For either kind of httpx client. Proxies of the environment are for servers that are elsewhere."""
+        """Return the arguments of `httpx.Client` and `httpx.AsyncClient`. No proxy is used for this machine."""
         headers = {"User-Agent": "deltaci", "Accept": "application/json"}
         host = urlsplit(self.url).hostname or ""
         return {
@@ -69,7 +69,7 @@ class ConnectionSettings:
 
 
 def request_of(call: Call[Any]) -> dict[str, Any]:
-    """The request, for either kind of httpx client."""
+    """Return the arguments of `httpx` for a request."""
     headers = dict(call.headers)
     if call.body is not None:
         headers["Content-Type"] = "application/json"
@@ -83,7 +83,7 @@ def request_of(call: Call[Any]) -> dict[str, Any]:
 
 
 def stream_of(call: Call[Any], silence_seconds: float) -> dict[str, Any]:
-    """The same for an answer that is read as it comes; uncompressed, as its bytes are counted."""
+    """Return the arguments of `httpx` for a streamed response, uncompressed because its bytes are counted."""
     request = request_of(call)
     request["headers"].setdefault("Accept", "*/*")
     request["headers"]["Accept-Encoding"] = "identity"
@@ -91,13 +91,13 @@ def stream_of(call: Call[Any], silence_seconds: float) -> dict[str, Any]:
 
 
 def check_open(http: httpx.Client | httpx.AsyncClient) -> None:
-    """Whoever follows something learns that the client was closed meanwhile."""
+    """Raise an error if the client was closed."""
     if http.is_closed:
         raise ClientError("the client was closed")
 
 
 def connection_error(url: str, error: Exception) -> Unreachable:
-    """What no answer means, in one line."""
+    """Return the `Unreachable` error for a failed connection, as one line."""
     if isinstance(error, httpx.ConnectTimeout):
         found = f"no connection within {CONNECT_SECONDS:.0f} s"
     elif isinstance(error, httpx.TimeoutException):

@@ -81,7 +81,7 @@ class OperationDriver(Generic[T]):
         self.result: T | None = None
 
     def step(self) -> Any:
-        """The next step; None when the operation is at its end."""
+        """Return the next effect to perform, or None at the end of the operation."""
         try:
             return self._move()
         except StopIteration as end:
@@ -89,9 +89,9 @@ class OperationDriver(Generic[T]):
             return None
 
     def give(self, result: Any) -> None:
-        """The step was performed, with this result."""
+        """Set the result of the last effect."""
         self._move = partial(self._talk.send, result)
 
     def fail(self, error: Exception) -> None:
-        """It was not; the operation decides what that means."""
+        """Raise the error of the last effect inside the operation, which decides how to go on."""
         self._move = partial(self._talk.throw, error)

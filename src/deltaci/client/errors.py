@@ -50,12 +50,12 @@ class ApiError(ClientError):
 
     @property
     def is_passing(self) -> bool:
-        """Whether the same request may be answered a little later."""
+        """Return whether the same request may succeed a little later."""
         return self.status in PASSING_STATUSES and self.code not in LASTING_CODES
 
 
 def refusal(url: str, status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
-    """The error that an answer tells; also when it is none of ours, like the page of a proxy."""
+    """Return the error in a response, also for a response that is not of a Delta CI server, such as a proxy's page."""
     try:
         told = _problem.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -69,7 +69,7 @@ def refusal(url: str, status: int, headers: Mapping[str, str], body: bytes) -> A
 
 
 def unexpected(url: str, status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
-    """An answer that no server of ours gives."""
+    """Return the error for a response that no Delta CI server sends."""
     kind = headers.get("content-type", "").partition(";")[0] or "no content type"
     begins = plain_line(body[: 4 * SHOWN_CHARS].decode(errors="replace"), SHOWN_CHARS)
     return ApiError(
@@ -83,5 +83,5 @@ def unexpected(url: str, status: int, headers: Mapping[str, str], body: bytes) -
 
 
 def _seconds(text: str) -> float | None:
-    """`Retry-After` in seconds. A date, which our servers never send, counts as not given."""
+    """Return the number in a `Retry-After` header, or None. Dates are not supported: servers never send them."""
     return float(text) if text.isdecimal() and len(text) < 7 else None

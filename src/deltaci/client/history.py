@@ -19,7 +19,7 @@ def transitions(
     job: str | None = None,
     limit: int = api_history.PAGE,
 ) -> Call[api_history.TransitionPage]:
-    """One page of a run's events in the words of one of the documents."""
+    """Return a page of a run's transitions in one of the vocabularies."""
     query = {"view": view, "order": order, "after": after, "before": before, "kind": kind, "job": job, "limit": limit}
     return _call("readTransitions", api_history.TransitionPage, query=query, run=run_id)
 
@@ -34,6 +34,6 @@ def run_tests(
     limit: int = api_input.DEFAULT_PAGE,
     cursor: str = "",
 ) -> Call[api_tests.RunTests]:
-    """One page of a run's tests, failures first, with what is known of each from before."""
+    """Return a page of a run's tests, failures first, each with its earlier outcomes."""
     query = {"q": text, "outcome": outcome, "job": job, "order": order, "limit": limit, "cursor": cursor}
     return _call("readTests", api_tests.RunTests, query=query, run=run_id)

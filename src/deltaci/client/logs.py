@@ -35,9 +35,10 @@ class _LogPosition(msgspec.Struct, kw_only=True):
 
 
 def follow_log(run_id: str, job: str, index: int = 0) -> StreamOperation[LogPart]:
-    """The log of a job's last attempt as it is written, then of the next ones, until the job is over.
+    """Yield the log of a job's last attempt as it is written, then of later attempts, until the job is over.
 
-    With an `index`, only of that attempt. Each lease has a log of its own: a worker that takes a job over begins anew.
+    With an `index`, only of that attempt. Each lease has a log of its own: a worker that takes a job over begins a new
+    one.
     """
     patience: Patience = yield GetRetryPolicy()
     waits = RetryDelays(patience, patience.lost_seconds)
@@ -93,14 +94,14 @@ def _leases(job: api.Job, index: int) -> int:
 
 
 def _is_closed(job: api.Job, place: _LogPosition) -> bool:
-    """Whether nothing can be added to this log any more: what comes next has a log of its own."""
+    """Return whether nothing more can be appended to this log."""
     last = max((each.index for each in job.tries), default=0)
     is_next_awaited = job.completed_at is not None or job.next_run_at is not None
     return is_next_awaited or last > place.attempt or _leases(job, place.attempt) > place.lease
 
 
 def _moved_on(job: api.Job, place: _LogPosition, *, is_single: bool) -> bool:
-    """Go to the next lease or the next attempt; False when there is none."""
+    """Move the position to the next lease or attempt. Return False if there is none."""
     if _leases(job, place.attempt) > place.lease:
         place.lease += 1
     elif not is_single and any(each.index > place.attempt for each in job.tries):

@@ -46,7 +46,7 @@ _event = msgspec.json.Decoder(api.Event)
 
 
 def repeated(url: str, call: Call[T], patience: Patience) -> Operation[T]:
-    """Send it, and again where that is safe, until there is an answer or no patience left."""
+    """Send the request, with retries if that is safe, until a response arrives or the retry policy gives up."""
     waits = RetryDelays(patience, patience.give_up_seconds)
     while True:
         error: ClientError
@@ -66,7 +66,7 @@ def repeated(url: str, call: Call[T], patience: Patience) -> Operation[T]:
 
 
 def understood(url: str, call: Call[T], answer: HttpResponse) -> T:
-    """What the answer says; raises what it refuses with."""
+    """Return the decoded body of a response. Raises `ApiError` for an error response."""
     if answer.status >= 300:
         raise refusal(url, answer.status, answer.headers, answer.body)
     if call.reads is bytes:
@@ -78,13 +78,13 @@ def understood(url: str, call: Call[T], answer: HttpResponse) -> T:
 
 
 def ask(call: Call[T]) -> Operation[T]:
-    """One request, as part of an operation."""
+    """Send one request with retries, as part of an operation."""
     found: T = yield SendWithRetry(call)
     return found
 
 
 def first_found(text: str, make: Callable[[RunRef], Call[T]]) -> Operation[T]:
-    """Ask about what the text names; its second reading, if it has one, when there is nothing under the first."""
+    """Make the call for the first reading of a reference, or for the second one if nothing exists under the first."""
     first: ApiError | None = None
     for name in parse_refs(text):
         try:
@@ -98,7 +98,7 @@ def first_found(text: str, make: Callable[[RunRef], Call[T]]) -> Operation[T]:
 
 
 def explain(id: str) -> Operation[api.Explanation]:
-    """Why a run, a job or an attempt is as it is: `RUN`, `RUN/JOB` or `RUN/JOB.N`."""
+    """Explain the state of a run, a job or an attempt: `RUN`, `RUN/JOB` or `RUN/JOB.N`."""
     return (yield from first_found(id, calls.explain_name))
 
 
@@ -117,56 +117,56 @@ def iter_runs(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> StreamOperation[api.Run]:
-    """All runs, the newest first; asks for the next page when it is needed."""
+    """Yield all runs that match all given filters, the newest first. Requests the next page when it is needed."""
     asked: dict[str, Any] = {"state": state, "status": status, "project": project, "branch": branch, "labels": labels}
     asked |= {"person": person, "template": template, "since": since, "until": until, "limit": MAX_PAGE}
     yield from _pages(lambda cursor: calls.runs(**asked, cursor=cursor), lambda page: page.runs)
 
 
 def iter_jobs(run_id: str) -> StreamOperation[api.Job]:
-    """All jobs of a run, in the order of the plan."""
+    """Yield all jobs of a run, in the order of the plan."""
     yield from _pages(lambda cursor: calls.jobs(run_id, limit=MAX_PAGE, cursor=cursor), lambda page: page.jobs)
 
 
 def iter_templates() -> StreamOperation[api.TemplateSummary]:
-    """All templates, by name."""
+    """Yield all templates, ordered by name."""
     yield from _pages(lambda cursor: calls.templates(limit=MAX_PAGE, cursor=cursor), lambda page: page.templates)
 
 
 def iter_versions(name: str) -> StreamOperation[api.TemplateSummary]:
-    """All versions of a template, the oldest first."""
+    """Yield all versions of a template, the oldest first."""
     yield from _pages(lambda cursor: calls.versions(name, limit=MAX_PAGE, cursor=cursor), lambda page: page.templates)
 
 
 def iter_projects() -> StreamOperation[api_projects.Project]:
-    """All repositories that the server knows, by name."""
+    """Yield all projects, ordered by name."""
     yield from _pages(lambda cursor: calls.projects(limit=MAX_PAGE, cursor=cursor), lambda page: page.projects)
 
 
 def iter_changes(*, project: str | None = None) -> StreamOperation[api_projects.Change]:
-    """All that happened in repositories, the newest first."""
+    """Yield all changes, the newest first."""
     yield from _pages(
         lambda cursor: calls.changes(project=project, limit=MAX_PAGE, cursor=cursor), lambda page: page.changes
     )
 
 
 def iter_workers(*, gone: bool = False) -> StreamOperation[api.Worker]:
-    """All workers, the newest first."""
+    """Yield all workers, the newest first."""
     yield from _pages(lambda cursor: calls.workers(gone=gone, limit=MAX_PAGE, cursor=cursor), lambda page: page.workers)
 
 
 def iter_keys() -> StreamOperation[api.Key]:
-    """All API keys."""
+    """Yield all API keys."""
     yield from _pages(lambda cursor: calls.keys(limit=MAX_PAGE, cursor=cursor), lambda page: page.keys)
 
 
 def iter_secrets() -> StreamOperation[api.Secret]:
-    """All secrets, without their values."""
+    """Yield all secrets, without their values."""
     yield from _pages(lambda cursor: calls.secret_page(limit=MAX_PAGE, cursor=cursor), lambda page: page.secrets)
 
 
 def iter_flaky(*, project: str | None = None) -> StreamOperation[api_failures.FlakyJob]:
-    """All jobs and tests that are known to fail now and then."""
+    """Yield all jobs and tests that are known to be flaky."""
     yield from _pages(
         lambda cursor: calls.flaky(project=project, limit=MAX_PAGE, cursor=cursor), lambda page: page.jobs
     )
@@ -182,7 +182,7 @@ def _pages(make: Callable[[str], Call[Any]], items: Callable[[Any], list[T]]) ->
 
 
 def iter_events(run_id: str = "", *, after: int = 0) -> StreamOperation[api.Event]:
-    """All events that there are now, of a run or of the whole tenant, in the order of the log."""
+    """Yield all present events of a run, or of the whole tenant, in the order of the log."""
     while True:
         page = yield from ask(calls.events(run_id, after=after, limit=MAX_EVENTS))
         for event in page.events:
@@ -193,7 +193,7 @@ def iter_events(run_id: str = "", *, after: int = 0) -> StreamOperation[api.Even
 
 
 def wait_idle(name: str, *, timeout_seconds: float | None = None) -> Operation[api.Worker]:
-    """Wait until a worker holds nothing. Raises `TimeoutError` when that takes longer."""
+    """Wait until a worker has no leases and return it. Raises `TimeoutError` if that takes longer."""
     until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     while True:
         found = yield from ask(calls.worker(name))
@@ -210,9 +210,9 @@ Hearing = Callable[[api.Event], Generator[Effect | EmitItem[Any], Any, bool]]  #
 
 
 def follow(run_id: str = "", *, after: int = 0) -> StreamOperation[api.Event]:
-    """The events of a run until it is over, or of the whole tenant for ever: what was, then what happens.
+    """Yield the events of a run until it is over, or of the whole tenant for ever: the past ones, then new ones.
 
-    A connection that breaks is made anew, and goes on behind the last event that was heard.
+    After a lost connection, continue after the last received event.
     """
     if not run_id:
         yield from _listen("", after, _told)
@@ -270,7 +270,7 @@ class _FollowedRun:
 
 
 def wait(run_id: str, *, timeout_seconds: float | None = None) -> Operation[api.RunWithJobs]:
-    """Wait until the run's outcome stands. Raises `TimeoutError` when that takes longer."""
+    """Wait until the run is over and return it. Raises `TimeoutError` if that takes longer."""
     seen = _FollowedRun((yield from ask(calls.run(run_id))))
     if not is_over(seen.run):
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -340,7 +340,7 @@ def _left(until: float | None, run_id: str) -> float:
 
 
 def opened(call: Call[bytes], silence_seconds: float) -> Operation[HttpResponse]:
-    """Begin to read an answer as it comes."""
+    """Open the streamed response of a request. Raises `ApiError` for an error response."""
     answer: HttpResponse = yield OpenStream(call, silence_seconds)
     if answer.status >= 300:
         raise refusal(call.path, answer.status, answer.headers, answer.body)
@@ -348,7 +348,7 @@ def opened(call: Call[bytes], silence_seconds: float) -> Operation[HttpResponse]
 
 
 def artifact_bytes(run_id: str, job: str, index: int, path: str) -> StreamOperation[bytes]:
-    """A file that an attempt left behind, part by part; a broken connection is made anew and goes on where it was."""
+    """Yield the bytes of an artifact in parts. After a lost connection, continue where it was lost."""
     patience: Patience = yield GetRetryPolicy()
     waits = RetryDelays(patience, patience.give_up_seconds)
     done = 0

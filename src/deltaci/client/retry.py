@@ -32,17 +32,17 @@ class RetryDelays:
         self.reset()
 
     def allow(self, give_up_seconds: float) -> None:
-        """Wait for so long from now on, where that is more."""
+        """Allow at least this many seconds of delays from now on."""
         self._left += max(0.0, give_up_seconds - self._give_up)
         self._give_up = max(self._give_up, give_up_seconds)
 
     def reset(self) -> None:
-        """It went well: begin anew."""
+        """Start again with the shortest delay, after a success."""
         self._backoff = Backoff(self._patience.first_seconds, self._patience.most_seconds)
         self._left = self._give_up
 
     def after(self, error: ClientError) -> float:
-        """How long to wait after this; raises it when that would be too long. `Retry-After` is obeyed."""
+        """Return the delay before the next try, at least `Retry-After`. Raises the error when it is time to give up."""
         pause = self._backoff.next(random.random())
         if isinstance(error, ApiError) and error.retry_after is not None:
             # Never sooner than it says, and a little later than all the others who were told the same.

@@ -14,7 +14,10 @@ class RunRef(msgspec.Struct, frozen=True):
 
 
 def parse_refs(text: str) -> tuple[RunRef, ...]:
-    """What the text may name, the likelier first: jobs may have a dot in their name, so `R/py3.11` has two readings."""
+    """Return the possible readings of a reference, the likelier first.
+
+    `R/py3.11` has two: the dot may be part of the job's name or separate the index of an attempt.
+    """
     run, slash, rest = text.partition("/")
     if not run or (slash and not rest) or "/" in rest:
         raise ValueError(f"{text!r} is not a valid name; expected RUN, RUN/JOB or RUN/JOB.N")

@@ -11,20 +11,20 @@ GOOD: Final = "SUCCEEDED"
 
 
 def is_over(run: api.Run) -> bool:
-    """Whether its outcome stands."""
+    """Return whether the run has its final outcome."""
     return bool(run.conclusion)
 
 
 def is_good(run: api.Run) -> bool:
-    """Whether that outcome is a success."""
+    """Return whether the outcome of the run is a success."""
     return is_over(run) and run.status == GOOD
 
 
 def is_settled(run: api.RunWithJobs) -> bool:
-    """Whether its outcome stands and none of its jobs is still being stopped; its tally no longer counts them."""
+    """Return whether the run has its final outcome and none of its jobs is still being stopped."""
     return is_over(run) and all(job.completed_at is not None for job in run.jobs)
 
 
 def is_completed(workstream: api_workstreams.WorkstreamSummary) -> bool:
-    """Whether a workstream is over, and good."""
+    """Return whether a workstream has ended successfully."""
     return workstream.ended_at is not None and workstream.status == GOOD

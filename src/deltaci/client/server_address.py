@@ -18,12 +18,12 @@ MAX_URL_CHARS: Final = 2000
 
 
 def server_url(data: Path = DATA_FOLDER) -> str:
-    """What the variable DELTACI_SERVER says; else the server whose folder this is; else one on this machine."""
+    """Return DELTACI_SERVER, else the URL of the server of this data folder, else the default URL on this machine."""
     return os.environ.get(SERVER_VARIABLE, "").strip() or announced_url(data) or DEFAULT_URL
 
 
 def announced_url(data: Path) -> str:
-    """Where the server of this folder says that it is; empty if it says nothing."""
+    """Return the URL that the server of a data folder has written there, or an empty string."""
     try:
         with (data / URL_FILE).open(encoding="utf-8") as file:
             return file.read(MAX_URL_CHARS).strip()
@@ -32,13 +32,13 @@ def announced_url(data: Path) -> str:
 
 
 def is_at_home(url: str, data: Path) -> bool:
-    """Whether this is the server of that folder, or at least on this machine."""
+    """Return whether the URL is that of the server of this data folder, or of a server on this machine."""
     url = checked_url(url)
     return url == announced_url(data).rstrip("/") or is_this_machine(urlsplit(url).hostname or "")
 
 
 def checked_url(url: str) -> str:
-    """The address of a server, without what would lead elsewhere; raises a ValueError otherwise."""
+    """Return a valid server URL without a trailing slash. Raises `ValueError` for any other."""
     try:
         parts = urlsplit(url)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -52,7 +52,7 @@ def checked_url(url: str) -> str:
 
 
 def checked_key(key: str) -> str:
-    """A key as it can be sent; raises a ValueError, without the key in it, otherwise."""
+    """Return a key that can be sent in a header. Raises `ValueError`, whose message does not contain the key."""
     key = key.strip()
     if not (key.isascii() and key.isprintable() and " " not in key and len(key) <= MAX_KEY_CHARS):
         raise ValueError("not an API key: expected one line of printable ASCII characters without spaces")
@@ -60,7 +60,7 @@ def checked_key(key: str) -> str:
 
 
 def key_in(path: Path) -> str:
-    """The key in this file."""
+    """Return the key in a file."""
     with path.open("rb") as file:
         read = file.read(MAX_KEY_CHARS + 2)
     try:
@@ -73,7 +73,7 @@ def key_in(path: Path) -> str:
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether the name or address is this machine's own."""
+    """Return whether the host is a name or an address of this machine."""
     if host == "localhost":
         return True
     try:

@@ -29,7 +29,7 @@ class EventStreamReader:
         self._size = 0
 
     def read(self, chunk: bytes) -> list[ServerSentEvent]:
-        """The messages that are whole now."""
+        """Add received bytes. Return the events that are complete now."""
         lines = (self._rest + chunk).split(b"\n")
         self._rest = lines.pop()
         self._size += len(chunk)

@@ -22,7 +22,10 @@ def create_workstream(
     base: str = "",
     idempotency_key: str = "",
 ) -> Call[wire.Workstream]:
-    """Start a workstream from the text of its file, or from the same as an object. Safe to repeat, like `start`."""
+    """Create a workstream from the text of its file, or from the same contents as an object.
+
+    Safe to repeat, like `start`.
+    """
     body = _given(file=file, spec=spec, name=name, project=project, base=base)
     return _call("createWorkstream", wire.Workstream, body=body, once=idempotency_key or calls.new_key())
 
@@ -36,7 +39,10 @@ def workstreams(
     limit: int = api_input.DEFAULT_PAGE,
     cursor: str = "",
 ) -> Call[wire.WorkstreamPage]:
-    """One page of workstreams, the newest first; all that is given must hold. `progress`: how far each is, too."""
+    """Return a page of the workstreams that match all given filters, the newest first.
+
+    With `progress`, each includes its progress.
+    """
     query = {
         **{"state": state, "project": project, "person": person},
         **{"progress": progress, "limit": limit, "cursor": cursor},
@@ -45,23 +51,26 @@ def workstreams(
 
 
 def workstream(workstream_id: str) -> Call[wire.Workstream]:
-    """A workstream with its tasks."""
+    """Return a workstream with its tasks."""
     return _call("readWorkstream", wire.Workstream, workstream=workstream_id)
 
 
 def cancel_workstream(workstream_id: str, reason: str = "") -> Call[wire.Workstream]:
-    """Stop a workstream. Safe to repeat."""
+    """Cancel a workstream. Safe to repeat."""
     return _call("cancelWorkstream", wire.Workstream, body=_given(reason=reason), workstream=workstream_id)
 
 
 def merge_queues(*, project: str | None = None) -> Call[wire.MergeQueues]:
-    """What waits to be merged, and what is being tested."""
+    """Return the merge queues: the waiting merges, and the batches that are being tested."""
     return _call("listMergeQueues", wire.MergeQueues, query={"project": project})
 
 
 def iter_workstreams(
     *, state: str | None = None, project: str | None = None, person: str | None = None
 ) -> StreamOperation[wire.WorkstreamSummary]:
-    """All workstreams, the newest first; asks for the next page when it is needed."""
+    """Yield all workstreams that match all given filters, the newest first.
+
+    Requests the next page when it is needed.
+    """
     asked: dict[str, Any] = {"state": state, "project": project, "person": person, "limit": MAX_PAGE}
     yield from operations._pages(lambda cursor: workstreams(**asked, cursor=cursor), lambda page: page.workstreams)
