@@ -217,7 +217,7 @@ def command_outputs(source: Source, client: httpx.Client, **environment: str) ->
     lines = [*LIST_COMMANDS, *(f"{command} {run_id}" for run_id in run_ids for command in RUN_COMMANDS)]
     outputs = {}
     for line in lines:
-        output = source.run(source.command(*line.split(), "--json"), **environment)
+        output = source.run(source.command(*line.split(), "--json"), None, **environment)
         documents = [json.loads(text) for text in ([output] if output.startswith("{\n") else output.splitlines())]
         texts = [text for document in documents for text in json.dumps(document, indent=1, sort_keys=True).splitlines()]
         outputs[f"deltaci {line} --json"] = list(map(without_variable_values, texts))
