@@ -40,8 +40,8 @@ class ErrorFormat(msgspec.Struct, frozen=True, kw_only=True):
     body: Any
     media_type: str
     meanings: Mapping[str, tuple[int, str]]
-    common_codes: tuple[str, ...]  # Codes that every operation may answer.
-    headers: Json = {}  # Of every response, errors included.
+    common_codes: tuple[str, ...]  # Error codes that every operation may return.
+    headers: Json = {}  # The headers of every response, errors included.
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     is_under_lease: bool = False
     security: tuple[Json, ...] = ()
     status: int = 200
-    other_statuses: tuple[int, ...] = ()  # With the same response.
+    other_statuses: tuple[int, ...] = ()  # Further statuses with the same response.
     other_media: Json = {}  # The same response in other media types.
     errors: ErrorFormat
     former_id: str = ""  # A deprecated operation id of the same operation.

@@ -35,11 +35,11 @@ TIMED_OUT: Final = "TIMED_OUT"
 CANCEL_REQUESTED: Final = "CANCEL_REQUESTED"
 CANCELED: Final = "CANCELED"
 
-ACTIVE_STATES: Final = (LEASED, STARTING, RUNNING, UPLOADING)  # Leased, and no cancel was requested.
+ACTIVE_STATES: Final = (LEASED, STARTING, RUNNING, UPLOADING)  # The attempt is leased, and no cancel was requested.
 
 MAX_LOST_LEASES: Final = 3
 TIMEOUT_SECONDS: Final = 3600
-MAX_AVOIDED: Final = 8  # Only the latest: an old failure says little about a worker.
+MAX_AVOIDED: Final = 8  # Only the latest are kept: an old failure says little about a worker.
 
 # Why an attempt became STALE. The orchestrator detects the first three itself.
 LEASE_EXPIRED: Final = "LEASE_EXPIRED"
@@ -91,10 +91,12 @@ class Attempt(Record, frozen=True, kw_only=True):
     error: Failure | None = None
     spec: Any = None
     group: str = ""  # Of a tenant's attempts in one group, at most one has a live lease.
-    verdict: Verdict | None = None  # The runner's validation result, of a success.
+    verdict: Verdict | None = None  # The result of the runner's validation rules, if the attempt succeeded.
     progress: Any = None  # The runner's latest report under the live or ended lease.
     avoid: tuple[str, ...] = ()  # Workers on which the job failed or was lost: others are preferred.
-    exit_code: int | None = None  # As the accepted result reported it, to recognise a repeat of that result.
+    exit_code: int | None = (
+        None  # The exit code of the accepted result, by which a repeat of that result is recognised.
+    )
 
     @property
     def times_out_at(self) -> int:
@@ -431,7 +433,7 @@ def _take_over(attempt: Attempt, command_type: type[Command], at: int) -> tuple[
     The takeover counts as another claim. Without a live lease nothing changes.
     """
     live_lease = attempt.lease
-    if live_lease is None:  # Taken over when the cancellation was requested.
+    if live_lease is None:  # The takeover was counted when the cancellation was requested.
         return {}, {}
     changes, metadata = _with_lease(attempt, command_type, at)
     claims = attempt.claims + 1

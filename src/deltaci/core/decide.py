@@ -49,7 +49,7 @@ class Plan(Command, frozen=True, kw_only=True):
 
     jobs: tuple[JobSpec, ...]
     plan_hash: str = ""
-    is_fail_fast: bool | None = None  # None: as the run was created.
+    is_fail_fast: bool | None = None  # None keeps the run's setting.
     timeout_seconds: int | None = None
 
 

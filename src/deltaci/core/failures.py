@@ -22,7 +22,7 @@ RETRYABLE: Final = (INFRA, TOOLING, FLAKY)
 
 MAX_LOG_LINES: Final = 200
 MAX_LINE_CHARS: Final = 300
-MAX_RULES: Final = 100  # Of a project, in addition to the built-in ones.
+MAX_RULES: Final = 100  # Per project, in addition to the built-in rules.
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):

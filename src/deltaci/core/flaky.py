@@ -20,10 +20,10 @@ from deltaci.core.run import Run
 
 EXPIRES: Final = 14 * 24 * 3600 * SECOND
 MAX_COMMITS: Final = 10
-MAX_OBSERVATIONS: Final = 6  # Of one commit.
+MAX_OBSERVATIONS: Final = 6  # Per commit.
 MAX_TESTS: Final = 100
 MAX_FAILED: Final = 30  # If more fail at once, the cause is not a flaky test.
-MAX_CHARS: Final = 4000  # Of all names of failed tests in one attempt.
+MAX_CHARS: Final = 4000  # For all names of failed tests of one attempt together.
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

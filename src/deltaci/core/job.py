@@ -97,7 +97,7 @@ class Job(Record, frozen=True, kw_only=True):
     plan_hash: str = ""
     started_by: str = ""
     approvals: tuple[Approval, ...] = ()
-    position: int = 0  # In the plan, from 0.
+    position: int = 0  # The index in the plan, from 0.
     avoid: tuple[str, ...] = ()  # Workers that its next attempt avoids.
 
 

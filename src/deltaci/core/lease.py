@@ -90,7 +90,7 @@ def _grant(lease: Lease, _command: Grant, _at: int) -> Transition:
 
 
 def _renewed_expiry(lease: Lease, at: int) -> int:
-    # A clock that jumped back must not shorten what the runner was already promised.
+    # A clock that jumped back must not shorten the lease that the runner was already promised.
     expires_at = at + lease.ttl_seconds * SECOND
     return expires_at if expires_at > lease.expires_at else lease.expires_at
 

@@ -20,9 +20,9 @@ RUNS: Final = "run"
 WORKSTREAMS: Final = "run/workstream"
 WORKERS: Final = "worker"
 GONE_WORKERS: Final = "worker/gone"
-PRESENT_WORKERS: Final = "worker/there"  # Has workers of all tenants, for the supervision of the fleet.
-UNREPORTED: Final = "run/unreported"  # Has runs of all tenants, for the reporter to find runs that it missed.
-UNPLANNED: Final = "run/unplanned"  # Has runs of all tenants that the planner has to plan.
+PRESENT_WORKERS: Final = "worker/there"  # A list with workers of all tenants, for the supervision of the fleet.
+UNREPORTED: Final = "run/unreported"  # A list with runs of all tenants, for the reporter to find runs that it missed.
+UNPLANNED: Final = "run/unplanned"  # A list with the runs of all tenants that the planner has to plan.
 ALL_TENANTS: Final = ""  # The tenant of lists that contain records of all tenants.
 
 MAX_NAME: Final = 200  # Characters; a limit that an index of every store supports.

@@ -152,7 +152,7 @@ def restrict(specs: Sequence[JobSpec], names: Collection[str]) -> tuple[JobSpec,
         msgspec.structs.replace(
             spec,
             needs=remaining_needs[spec.name],
-            # An omitted job in between may come before it only in order: then it does not need the success.
+            # A job that is reached only through `after` of an omitted job need not succeed.
             after=tuple(name for name in remaining_predecessors[spec.name] if name not in remaining_needs[spec.name]),
         )
         for spec in specs

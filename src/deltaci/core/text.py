@@ -17,7 +17,7 @@ ESCAPES: Final = re.compile(
     r"|\x1b.?"
 )
 _UNPRINTABLE: Final = "\N{REPLACEMENT CHARACTER}"
-MAX_CHARS: Final = 40  # A longer word is not a misspelling.
+MAX_CHARS: Final = 40  # A longer word is not taken for a misspelling.
 MAX_WORDS: Final = 100
 
 
@@ -26,7 +26,7 @@ def plain_line(text: str, max_chars: int) -> str:
 
     Characters that are not printable become spaces or replacement characters.
     """
-    text = text[: 4 * max_chars]  # Escape sequences do not count, but their number is bounded.
+    text = text[: 4 * max_chars]  # Escape sequences do not count as characters, but their total length is bounded.
     text = ESCAPES.sub("", text).replace("\t", " ").strip("\r\n")
     text = " ".join(text.splitlines()) if not text.isprintable() else text
     if not text.isprintable():

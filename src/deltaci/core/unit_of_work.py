@@ -25,7 +25,7 @@ class UnitOfWork:
 
     def __init__(self, records: Mapping[str, Record] | None = None, *, is_complete: bool = False) -> None:
         self.records: dict[str, Record | None] = dict(records or {})
-        self.job_ids: dict[str, tuple[str, ...]] = {}  # By run id.
+        self.job_ids: dict[str, tuple[str, ...]] = {}  # The ids of a run's jobs, by run id.
         self.is_complete = is_complete
         self.latest_at = 0  # The latest decision's time; no later decision is made at an earlier one.
         self.draft: dict[str, Record] = {}

@@ -21,9 +21,9 @@ SHUTDOWN: Final = "SHUTDOWN"
 DRAINED: Final = "DRAINED"
 QUARANTINED: Final = "QUARANTINED"
 
-MAX_INFRA_FAILURES: Final = 3  # In a row; then the worker is quarantined.
+MAX_INFRA_FAILURES: Final = 3  # After so many in a row the worker is quarantined.
 MAX_REASON: Final = 500  # Characters of a reason that is derived from an earlier one.
-REPEATED_INFRA_FAILURES: Final = "REPEATED_TROUBLES"  # The reason of that quarantine only.
+REPEATED_INFRA_FAILURES: Final = "REPEATED_TROUBLES"  # The reason of this automatic quarantine, and of no other.
 
 
 class Worker(Record, frozen=True, kw_only=True):
@@ -374,7 +374,7 @@ TERMINAL: Final = MACHINE.terminal
 LEFT: Final = "LEFT"
 PRESUMED_GONE: Final = "PRESUMED_GONE"
 REMOVED: Final = "REMOVED"
-_MAY_RETURN: Final = frozenset({LEFT, PRESUMED_GONE, ""})  # Empty after GiveUp.
+_MAY_RETURN: Final = frozenset({LEFT, PRESUMED_GONE, ""})  # The reason is empty after GiveUp.
 
 
 def is_over(record: Worker) -> bool:
@@ -421,7 +421,7 @@ def carry_over_hold(record: Worker, id: str) -> Command | None:
     return None
 
 
-# The condition of a worker in one word for people. The most important one wins.
+# The condition of a worker in one word, for people. If several apply, `condition` returns the most important.
 GONE: Final = "gone"
 SILENT: Final = "silent"
 STARTING: Final = "starting"

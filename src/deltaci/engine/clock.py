@@ -47,7 +47,7 @@ class MonotonicClock:
         self._last_elapsed = elapsed_ns() // NANOSECONDS_PER_MICROSECOND
         self._offset: int | None = None  # The largest accepted difference between the store's clock and elapsed time.
         self._has_warned = False
-        self.lead = 0  # The time here minus the store's time at the last reading.
+        self.lead = 0  # The time of this clock minus the store's time, at the last reading.
 
     def read(self, store_time: int) -> int:
         """Return the time at which to make decisions, given a reading of the store's clock."""

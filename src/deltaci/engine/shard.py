@@ -445,7 +445,7 @@ class Shard:
             if next_index == len(pool):
                 if not may_have_more or claim.only_ids:
                     break
-                # The query stopped before these. Each repetition excludes one more group or one more attempt.
+                # The query stopped at its limit. Each repetition excludes one more group or one more attempt.
                 pool, next_index, may_have_more = (yield from self._next_pool(claim, now, skipped)), 0, False
                 secret_hex += secrets.token_hex(SECRET_BYTES * min(limit, len(pool)))
                 continue

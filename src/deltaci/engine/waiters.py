@@ -160,7 +160,7 @@ class ClaimWaiters:
         self._find_other_workers = find_other_workers
         self._groups: OrderedDict[GroupKey, WaiterGroup] = OrderedDict()
         self._poll_task: asyncio.Task[None] | None = None
-        self._all_left: asyncio.Future[None] | None = None  # Set by `stop` while claims have not returned.
+        self._all_left: asyncio.Future[None] | None = None  # Set by `stop`; completed when the last claim has returned.
         self._is_closed = False
 
     def close(self) -> None:
@@ -186,11 +186,11 @@ class ClaimWaiters:
 
         Return none if the time is over or the coroutine `disconnected()` has returned.
         """
-        if wait_seconds <= 0 or claim.only_ids:  # A claim for certain attempts gets these or none; it never waits.
+        if wait_seconds <= 0 or claim.only_ids:  # A claim for certain attempts never waits.
             return (await self._try_claim(claim)).claimed
         group = self._enter((claim.tenant, claim.labels))
         try:
-            # If others of the group wait, there is nothing, or it is granted already. Else query the store.
+            # If other claims of the group wait, there is no ready attempt for this one either.
             result = ClaimResult([]) if group.waiting else await self._claim_with_permit(group, ClaimPermit(), claim)
             if result.claimed or self._is_closed:
                 return result.claimed
@@ -316,7 +316,7 @@ class ClaimWaiters:
                     if remaining_count and group.waiting:
                         remaining_count -= group.wake(permit, remaining_count)
                         woken_groups.append(group)
-            for group in woken_groups:  # The next time other groups come first.
+            for group in woken_groups:  # At the next commit, other groups come first.
                 self._groups.move_to_end(group.key)
 
     def _offer_capacity(self, tenant: str) -> None:

@@ -39,7 +39,7 @@ RETRY_SECONDS: Final = 0.2
 STOP_SECONDS: Final = 1.0
 TWO_CLAIMERS_CONCURRENCY: Final = 64  # From this concurrency on, a worker makes two claims at a time.
 CLAIMS_PER_CONCURRENCY: Final = (
-    4  # A claim asks for a part of the concurrency, so that claims and results of different jobs overlap.
+    4  # A claim asks only for this part of the concurrency, so that claims and results of different jobs overlap.
 )
 
 Handler = Callable[["Task"], Any] | Callable[["Task"], Awaitable[Any]]

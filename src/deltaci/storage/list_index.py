@@ -15,7 +15,7 @@ from deltaci.core.listing import ListKey, lists_of
 from deltaci.core.machine import Record
 from deltaci.storage.port import ListChange, ListPosition, ListQuery, RecordPage, UnreadableRecord, is_storable_text
 
-NEWEST: Final = ListPosition(2**63 - 1, "")  # Before the newest record: where a list begins.
+NEWEST: Final = ListPosition(2**63 - 1, "")  # The position before the newest record, where a list begins.
 MAX_SCAN_GROWTH: Final = 4  # How much larger the next scan of one page may be.
 MIN_FILTERED_SCAN: Final = 100
 

@@ -96,7 +96,7 @@ class MemoryStore:
         self._jobs: dict[str, dict[str, None]] = {}
         self._ready: dict[QueueName, list[ReadyKey]] = {}
         self._due: list[tuple[int, str]] = []
-        self._live_leases: dict[str, int] = {}  # Count per tenant.
+        self._live_leases: dict[str, int] = {}  # The number of live leases per tenant.
         self._groups: dict[tuple[str, str], list[tuple[int, str]]] = {}  # (held until, id), sorted.
         self._lists = MemoryListIndex(self.find_all)
         self._documents = MemoryDocuments()

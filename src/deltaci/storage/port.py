@@ -27,8 +27,8 @@ CommitHints = commit_hints.CommitHints
 FREED_CAPACITY: Final = commit_hints.FREED_CAPACITY
 
 API_KEY_KIND: Final = "key"  # Documents of this kind have globally unique names and are found without the tenant.
-CONTENDED: Final = "?"  # Another transaction is taking or releasing the group.
-SCAN_LIMIT: Final = 2000  # Entries of a list that are scanned for one page, at most.
+CONTENDED: Final = "?"  # The answer if another transaction has locked the group.
+SCAN_LIMIT: Final = 2000  # The maximum number of entries of a list that are scanned for one page.
 
 
 class StoredRecord(msgspec.Struct, frozen=True, gc=False):

@@ -240,7 +240,7 @@ class PostgresStore:
             if database_transaction is not None:
                 await database_transaction.commit()
         except asyncio.CancelledError:
-            connection.terminate()  # The caller is gone; a rollback could swallow the cancellation.
+            connection.terminate()  # The caller does not wait any more; a rollback could swallow the cancellation.
             raise
         except BaseException:
             if database_transaction is not None and not connection.is_closed() and connection.is_in_transaction():

@@ -90,7 +90,7 @@ class PostgresNotifier:
         try:
             connection.add_termination_listener(lambda _: self._is_send_due.set())
             await connection.add_listener(CHANNEL, self._on_notification)
-            self._commit_hints.publish()  # Notifications were missed before LISTEN.
+            self._commit_hints.publish()  # Notifications that were sent before LISTEN were missed.
             while not self._is_stopped and not connection.is_closed():
                 await self._is_send_due.wait()
                 self._is_send_due.clear()
@@ -110,7 +110,7 @@ class PostgresNotifier:
     def _on_notification(self, _connection: object, _pid: int, _channel: str, payload: str) -> None:
         try:
             notification = msgspec.json.decode(payload, type=Notification)
-        except msgspec.DecodeError:  # Sent by another version: only that there was a commit is known.
+        except msgspec.DecodeError:  # Sent by another version: it only tells that there was a commit.
             notification = Notification("")
         if notification.sender != self._sender:
             ready = notification.ready

@@ -134,7 +134,7 @@ class SqliteStore:
         self._writer.shutdown()
 
     def _close(self) -> None:
-        self._readers.shutdown()  # Waits for reads in progress.
+        self._readers.shutdown()  # This waits for reads in progress.
         for connection in (self._write_connection, *self._idle_readers):
             if connection is not None:
                 connection.close()

@@ -411,7 +411,7 @@ _RUN_EVENTS: Final[dict[tuple[str, str], Describe]] = {
         "run_finalized", "all_required_succeeded", "validation_failed", "required_job_failed", "run_timed_out",
         "cancel_finalized")},
 }
-# Events of jobs and attempts that also the history of a run contains.
+# Events of jobs and attempts that the history of their run contains, too.
 _NOTABLE_JOB_EVENTS: Final[dict[tuple[str, str], Describe]] = {
     (JOB, "approval_opened"): _job_approval_opened,
     (JOB, "approval_given"): _job_approval_given,

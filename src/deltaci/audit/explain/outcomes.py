@@ -18,7 +18,7 @@ from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
 from deltaci.core.run import Run
 
-MAX_LINKS: Final = 5  # Jobs of a chain that are named.
+MAX_LINKS: Final = 5  # How many jobs of a chain are named.
 
 # Cancel reasons that add nothing to "was cancelled by".
 _UNINFORMATIVE: Final = frozenset({"", core_job.RUN_CANCELED, core_job.JOB_CANCELED, "CANCELED"})

@@ -22,7 +22,7 @@ from deltaci.core.job import Job, satisfies
 from deltaci.core.run import Run
 from deltaci.core.timers import ready_at
 
-# The order of the list.
+# The ranks by which the list is ordered.
 RANK_QUEUED: Final = 0
 RANK_UNQUEUED: Final = 1  # A job that waits for people or a time, or a run that has no plan yet.
 RANK_DEPENDENT: Final = 2  # A job that waits for other jobs of its run.

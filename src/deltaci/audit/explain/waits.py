@@ -22,7 +22,7 @@ from deltaci.core.run import Run
 SubjectClause = tuple[str, Clause]  # The subject of a sentence, and the rest of it.
 
 MAX_REASONS: Final = 20
-MAX_LINKS: Final = 5  # Jobs of a chain that are named.
+MAX_LINKS: Final = 5  # How many jobs of a chain are named.
 
 POSITION: Final = "position"
 RUNNING: Final = "running"

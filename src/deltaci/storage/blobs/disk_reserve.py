@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 MAX_RESERVE_BYTES: Final = 256 * 1024**2
-RESERVE_DIVISOR: Final = 20  # Of a small disk, 1/20 is reserved.
+RESERVE_DIVISOR: Final = 20  # On a small disk, 1/20 of its size is reserved.
 
 
 def free_bytes(file_system: os.statvfs_result) -> int:

@@ -19,7 +19,7 @@ from deltaci.core.errors import Refused
 from deltaci.storage.blobs.disk_reserve import check_free_space
 
 MAX_LOG_BYTES: Final = 1024 * 1024 * 1024
-SMALL_LOG_BYTES: Final = 64 * 1024  # This much of a log may use a part of the disk reserve.
+SMALL_LOG_BYTES: Final = 64 * 1024  # A log of up to this size may use a part of the disk reserve.
 MAX_NAME: Final = 200
 
 

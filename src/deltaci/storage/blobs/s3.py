@@ -130,7 +130,7 @@ class S3BlobStore:
         # The store lists whole folders: begin right before the prefix, and stop after it.
         folder, offset_key = prefix.rpartition("/")[0], _valid_offset(max(after, prefix[:-1]))
         if folder != _valid_offset(folder):
-            return []  # No key has such names.
+            return []  # No valid key has an empty name, `.` or `..`.
         pages = self._checked(lambda: obstore.list(self._blobs, folder or None, offset=offset_key or None))
         while len(entries) < limit and (page := self._checked(lambda: next(iter(pages), None))) is not None:
             for listed_object in page:
@@ -187,7 +187,7 @@ class S3BlobStore:
         metadata = self._object_metadata(self._blobs, key)
         if metadata is not None and metadata.content:
             content_metadata = self._object_metadata(self._contents, metadata.content)
-            if content_metadata is None:  # Deleted at this moment.
+            if content_metadata is None:  # The blob was deleted between the two requests.
                 return None
             content_metadata.content = metadata.content
             return content_metadata
