@@ -60,7 +60,7 @@ class Heartbeats:
 
     @contextmanager
     def connected(self, tenant: str, name: str) -> Iterator[None]:
-        """Count a worker as seen while this context is open. Used while a request of it waits."""
+        """Count a worker as seen while this context is open. Used while a request of it waits for its response."""
         key = (tenant, name)
         self._open_requests[key] += 1
         try:

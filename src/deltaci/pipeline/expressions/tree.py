@@ -37,7 +37,7 @@ class Node(Struct, frozen=True, eq=False):
 
 
 class Literal(Node, frozen=True, eq=False):
-    """`null`, `true`, `12.5` or `'text'`."""
+    """A literal: `null`, `true`, `12.5` or `'text'`."""
 
     value: Primitive
     column: int = 0
@@ -47,14 +47,14 @@ class Literal(Node, frozen=True, eq=False):
 
 
 class Context(Node, frozen=True, eq=False):
-    """A context: `matrix`. Context names are case-insensitive."""
+    """The name of a context, such as `matrix`, which is case-insensitive."""
 
     name: str
     column: int = 0
 
 
 class Index(Node, frozen=True, eq=False):
-    """`target.key`, `target['key']` or `target[0]`."""
+    """Access to a property or item: `target.key`, `target['key']` or `target[0]`."""
 
     target: Expression
     key: Expression
@@ -62,14 +62,14 @@ class Index(Node, frozen=True, eq=False):
 
 
 class Filter(Node, frozen=True, eq=False):
-    """`target.*` or `target[*]`: all items of the target. A following index applies to each of them."""
+    """An object filter, `target.*` or `target[*]`: all items of the target. A following index applies to each item."""
 
     target: Expression
     column: int = 0
 
 
 class Call(Node, frozen=True, eq=False):
-    """`name(arguments)`."""
+    """A function call: `name(arguments)`."""
 
     name: str
     arguments: tuple[Expression, ...] = ()
@@ -77,14 +77,14 @@ class Call(Node, frozen=True, eq=False):
 
 
 class Not(Node, frozen=True, eq=False):
-    """`!operand`."""
+    """A negation: `!operand`."""
 
     operand: Expression
     column: int = 0
 
 
 class Compare(Node, frozen=True, eq=False):
-    """`left == right`, or one of the other five comparisons."""
+    """A comparison: `left == right`, or with one of the other five operators."""
 
     operator: str
     left: Expression

@@ -90,7 +90,7 @@ class _WorkflowReader:
                     )
 
     def result(self) -> ParsedWorkflow:
-        """Convert the whole file. Called once."""
+        """Convert the whole file and return the result. To be called once."""
         pipeline = self._read_pipeline()
         job_entries = self._read_job_entries()
         graph = self._build_needs_graph(job_entries)

@@ -138,7 +138,7 @@ def _check_rule(rule: RuleEntry, position: Position, problems: ProblemList) -> N
 def _check_pattern(rule: RuleEntry, position: Position, source: str, problems: ProblemList) -> int:
     """Report an invalid log pattern.
 
-    Return the number of ways in which a pattern can match at one position of a line.
+    Return the number of ways in which the pattern can match at one position of a line; 0 without a valid pattern.
     """
     if rule.log is None:
         return 0

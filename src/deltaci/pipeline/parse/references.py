@@ -299,7 +299,7 @@ def check_pipeline(pipeline: model.Pipeline, positions: Mapping[Path, Position],
                     suggestion,
                 )
     for name, project in pipeline.projects.items():
-        folders = (("folder", project.folder), *(("depends-on", need) for need in project.depends_on))
+        folders = (("folder", project.folder), *(("depends-on", dependency) for dependency in project.depends_on))
         for key, folder in folders:
             try:
                 normalize_folder(folder, f"the folder of project {quote(name)}")

@@ -145,10 +145,10 @@ class MatrixExpander:
             resolved["matrix"] = axes
         resolved["fail-fast"] = self._interpolator.boolean((*path, "fail-fast"), strategy.fail_fast, context_values)
         if strategy.max_parallel is not None:
-            limit = self._interpolator.number(
+            max_parallel = self._interpolator.number(
                 (*path, "max-parallel"), strategy.max_parallel, context_values, maximum=model.MAX_JOBS
             )
-            resolved["max-parallel"] = int(limit) if limit == int(limit) else limit
+            resolved["max-parallel"] = int(max_parallel) if max_parallel == int(max_parallel) else max_parallel
         return resolved
 
     def _evaluate_axis(self, path: Path, axis: tuple[Any, ...] | str) -> Any:

@@ -120,17 +120,17 @@ class JobFilter:
             status = {"success": not skipped_needs, "failure": False, "cancelled": False}
         elif skipped_needs:
             status = {"success": False}
-        text = self._jobs[name].if_
+        condition_text = self._jobs[name].if_
         try:
             result = conditions.decide_condition(
-                self._interpolator.condition(text),
+                self._interpolator.condition(condition_text),
                 context_values,
                 skipped=excluded_needs,
                 status=status,
                 shared_budget=self._interpolator.budget,
             )
         except ExpressionError as error:
-            self._interpolator.report_expression(("jobs", name, "if"), text or "", error.problem)
+            self._interpolator.report_expression(("jobs", name, "if"), condition_text or "", error.problem)
             result = conditions.ALWAYS
         if skipped_needs and not result.uses_status:
             need = skipped_needs[0]

@@ -298,7 +298,7 @@ class _AxisMatcher:
 
     def matches(self, combination: tuple[int, ...], indices: Mapping[str, set[int]]) -> bool:
         """Return whether the values of a combination are among the given indices, for each axis in `indices`."""
-        return all(combination[self._axis_indices[key]] in allowed for key, allowed in indices.items())
+        return all(combination[self._axis_indices[axis]] in allowed for axis, allowed in indices.items())
 
 
 def _matches(expected: Value, value: Value) -> bool:
