@@ -44,8 +44,6 @@ def deltaci(*arguments: str, text: str | None = None) -> Result:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b"", "the log is empty"),
-        (b"\n\n  \n", "the log is empty"),
         (b"not json\n", "the first line is not JSON"),
         (b"\xff\xfe\n", "the first line is not JSON"),
         (b'{"hello": 1}\n', "not an event in a known format"),
@@ -53,7 +51,7 @@ def deltaci(*arguments: str, text: str | None = None) -> Result:
         (b"[" * 100_000 + b"\n", "the first line is not JSON"),
         (b"{" + b"x" * (MAX_LINE_BYTES + 10), "line 1 is longer than 16 MiB"),
     ],
-    ids=["empty", "blank", "text", "binary", "other object", "list", "deep", "endless line"],
+    ids=["text", "binary", "other object", "list", "deep", "endless line"],
 )
 def test_what_is_no_log_is_refused_with_the_reason(tmp_path: Path, content: bytes, expected: str) -> None:
     """Whoever gives us the wrong file must learn that at once, and never see a traceback."""
@@ -64,6 +62,14 @@ def test_what_is_no_log_is_refused_with_the_reason(tmp_path: Path, content: byte
     assert result.exit_code == 2
     assert expected in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_an_empty_log_is_legal(tmp_path: Path) -> None:
+    """A new deployment has no events yet."""
+    result = deltaci(written(tmp_path / "log", []))
+
+    assert result.exit_code == 0
+    assert result.stdout.startswith("legal: 0 lines")
 
 
 def test_a_file_that_is_not_there_is_refused_with_its_name(tmp_path: Path) -> None:

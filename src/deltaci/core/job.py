@@ -243,7 +243,8 @@ def _begin(job: Job, command: Begin, at: int) -> Transition:
 
 
 def _reclaim(job: Job, command: Begin, _at: int) -> Transition:
-    return RUNNING, {"worker_id": command.worker_id}, {"worker_id": command.worker_id, "is_reclaim": True}
+    metadata = {"worker_id": command.worker_id, "is_reclaim": True, "lost_worker_id": job.worker_id}
+    return RUNNING, {"worker_id": command.worker_id}, metadata
 
 
 def _attempt_succeeded(job: Job, command: AttemptSucceeded, _at: int) -> Transition:

@@ -2,7 +2,8 @@
 
 The creation of a record is not a transition. Its properties (needs, retry limit, ...) are added to the metadata of the
 record's first transition, so that a reader of the file alone can check them. Records that were created before the first
-exported event are left out, because these properties are unknown.
+exported event are left out, because these properties are unknown. Where workers are listed, a task names a worker that
+is not, because it never registered or did so before the first exported event, as `unlisted_worker_id`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _TYPES: Final = {JOB: "task_state_transition", RUN: "workstream_state_transition
 _TERMINAL: Final = {JOB: core_job.TERMINAL, RUN: core_run.TERMINAL, WORKER: core_worker.TERMINAL}
 _COPIED_KEYS: Final = (
     "worker_id",
+    "lost_worker_id",
     "retry_count",
     "max_retries",
     "failure_class",
@@ -35,6 +37,8 @@ _COPIED_KEYS: Final = (
     "tasks",
 )
 _WORKER_KEYS: Final = ("labels", "max_concurrent_tasks", "hold")
+# In the first line of every worker. Version 1 had none, named unlisted workers like others and left out reclaims.
+EXPORT_VERSION: Final = 2
 _CREATION_KEYS: Final = ("kind", "needs", "is_required", "max_attempts")
 
 
@@ -59,6 +63,7 @@ class ExporterState(msgspec.Struct):
 
     last_at: int = msgspec.field(default=0, name="now")
     live: dict[str, EntityState] = {}
+    has_workers: bool = False
 
 
 class TransitionsExporter:
@@ -69,13 +74,15 @@ class TransitionsExporter:
     """
 
     def __init__(self, state: ExporterState | None = None) -> None:
-        self._last_at = state.last_at if state is not None else 0
-        self._live = state.live if state is not None else {}
+        state = state if state is not None else ExporterState()
+        self._last_at = state.last_at
+        self._live = state.live
+        self._has_workers = state.has_workers
 
     @property
     def state(self) -> ExporterState:
         """The current state of the exporter, not a copy: encode it before exporting the next event."""
-        return ExporterState(self._last_at, self._live)
+        return ExporterState(self._last_at, self._live, self._has_workers)
 
     def export(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
         """Yield the transitions for these events, which must follow those of the previous call in the log."""
@@ -119,6 +126,9 @@ class TransitionsExporter:
 
     def _create(self, event: Event) -> EntityState:
         entity = self._live[event.entity_id] = EntityState()
+        if event.entity == WORKER:
+            self._has_workers = True
+            entity.properties["export_version"] = EXPORT_VERSION
         if event.entity == JOB:
             entity.properties = {key: event.metadata[key] for key in _CREATION_KEYS if key in event.metadata}
             if event.metadata.get("kind") == core_job.APPROVAL:
@@ -131,6 +141,9 @@ class TransitionsExporter:
         trigger = event.trigger
         if event.entity == JOB:
             metadata["workstream_id"] = event.run_id
+            worker_id = metadata.get("worker_id")
+            if worker_id is not None and self._is_unlisted(worker_id):
+                metadata["unlisted_worker_id"] = metadata.pop("worker_id")
             if source == "pending":
                 metadata.update(self._task_properties(entity))
         elif event.entity == RUN:
@@ -152,6 +165,11 @@ class TransitionsExporter:
             "trigger": trigger,
             "metadata": metadata,
         }
+
+    def _is_unlisted(self, worker_id: str) -> bool:
+        # A worker `host` may run tasks as `host/1`, without a registration for each.
+        names = (worker_id, worker_id.partition("/")[0])
+        return self._has_workers and not any(name in self._live for name in names)
 
     def _task_properties(self, entity: EntityState) -> dict[str, Any]:
         properties = entity.properties

@@ -34,7 +34,7 @@ class Verifier(Protocol):
 
 
 class NotAnEventLogError(Exception):
-    """Raised if the input is empty or in none of the known formats."""
+    """Raised if the input is in none of the known formats."""
 
 
 FORMATS: Final[dict[str, Callable[[], Verifier]]] = {
@@ -62,8 +62,8 @@ def detect(raw: bytes) -> str:
 def verify(lines: Iterable[bytes], format: str = "", progress: Callable[[int], None] | None = None) -> Report:
     """Verify a whole log and return the report. The format is detected unless it is given.
 
-    Blank lines are skipped, but count for line numbers. `progress` is called with the line number about every 8192
-    lines.
+    A log without events is legal. Blank lines are skipped, but count for line numbers. `progress` is called with the
+    line number about every 8192 lines.
     """
     verifier: Verifier | None = FORMATS[format]() if format else None
     feed = verifier.feed if verifier else None
@@ -79,7 +79,7 @@ def verify(lines: Iterable[bytes], format: str = "", progress: Callable[[int], N
         if progress is not None and not number & PROGRESS_MASK:
             progress(number)
     if verifier is None:
-        raise NotAnEventLogError("the log is empty; expected at least one event")
+        return Report("an empty log")
     report = verifier.end()
     report.lines = event_count
     return report

@@ -164,6 +164,15 @@ def check_started(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine
             f"job {job.id}: {event.from_} → RUNNING with is_reclaim={metadata.is_reclaim}",
             "true exactly for RUNNING → RUNNING",
         )
+    elif metadata.lost_worker_id is not None and (
+        event.from_ != core_job.RUNNING or metadata.lost_worker_id != job.worker_id
+    ):
+        verifier.flag(
+            "STP-S8",
+            f"job {job.id} is reclaimed from {metadata.lost_worker_id}",
+            f"from {job.worker_id or 'no worker'}, and only if it was RUNNING",
+        )
+    job.worker_id = metadata.worker_id or ""
 
 
 def check_validating(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:

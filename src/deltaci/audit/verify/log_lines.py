@@ -79,6 +79,7 @@ class JobMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=False)
     approve_by: Timestamp | None = None
     worker_id: str | None = None
     is_reclaim: bool | None = None
+    lost_worker_id: Name | None = None
     retry_count: Count | None = None
     max_retries: Count | None = None
     failure_class: Literal["INFRA", "TOOLING", "FLAKY", "USER"] | None = None

@@ -94,6 +94,7 @@ class TrackedJob(TrackedEntity):
     jitter: float = 0.0
     attempt_count: int = 0
     latest_attempt: TrackedAttempt | None = None
+    worker_id: str = ""
     next_run_at: datetime = EPOCH
     is_plain_gate: bool = True
     approvers: int = 1

@@ -1,19 +1,21 @@
 """Verify a `transitions.jsonl`, the format of document 003.
 
-The log may come from another implementation, so metadata is optional: checks of retries, dependencies and workstreams
-apply where it is present. Our own export always has it.
+The log may come from another implementation, so metadata is optional: checks of retries, dependencies, workers and
+workstreams apply where it is present. Our own export always has it. Metadata whose meaning document 003 does not define
+is not judged, unless it is in our own export.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from deltaci.audit.verify.log_lines import EPOCH, Count, Name, Timestamp
 from deltaci.audit.verify.report import RecentIds, Report
+from deltaci.core.json_values import short_repr
 from deltaci.core.status.view import Step, View
 from deltaci.core.status.workstreams import TASK_VIEW, WORKER_VIEW, WORKSTREAM_TRIGGERS, WORKSTREAM_VIEW
 
@@ -62,7 +64,9 @@ class _Metadata(msgspec.Struct, kw_only=True):
     reason: str | None = None
     duration_seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None
     max_concurrent_tasks: Count | None = None
-    tasks: Count | None = None
+    labels: Any = None
+    export_version: Any = None
+    tasks: Any = None
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +82,9 @@ class _TrackedEntity:
     task_count: int | None = None
     slots: int | None = None
     tasks: dict[str, _TrackedEntity] = field(default_factory=dict)
+    worker: _TrackedEntity | None = None
+    running_ids: set[str] = field(default_factory=set)
+    is_own_export: bool = False
 
 
 _decode = msgspec.json.Decoder(_TransitionLine).decode
@@ -90,6 +97,8 @@ class TransitionsVerifier:
         self.report = Report("transitions (document 003)")
         self.live: dict[str, _TrackedEntity] = {}
         self.recent = RecentIds()
+        self.lists_workers = False  # Every worker with a task has a line of its own.
+        self.unlisted_workers = RecentIds()  # Workers of tasks that started before any worker's first line.
         self.line_number = 0
         self.last_timestamp = EPOCH
 
@@ -198,20 +207,46 @@ class TransitionsVerifier:
             self.flag("WST-TI4", f"task {task.id} counts {metadata.retry_count} retries", str(task.retries))
         if event.to_state == "running":
             task.started_at = task.started_at or event.timestamp
-        elif metadata.worker_id:
+            self._assign_worker(task, metadata.worker_id)
+            return
+        self._release_worker(task)
+        if metadata.worker_id:
             self.flag(
                 "WST-TI3",
                 f"task {task.id} is {event.to_state} and has worker {metadata.worker_id}",
                 "a worker only while running",
             )
-        if metadata.duration_seconds is not None:
-            elapsed_seconds = (event.timestamp - task.started_at).total_seconds() if task.started_at else 0.0
-            if abs(metadata.duration_seconds - elapsed_seconds) > 1e-3:
-                self.flag(
-                    "WST-TI5",
-                    f"task {task.id} took {metadata.duration_seconds} s",
-                    f"{elapsed_seconds} s since it started",
-                )
+
+    def _assign_worker(self, task: _TrackedEntity, worker_id: str | None) -> None:
+        """Check that the worker of a task that starts is registered and has a free slot."""
+        self._release_worker(task)
+        if not worker_id:
+            return
+        # A worker `host` may run tasks as `host/1`, without a registration for each.
+        worker = self.live.get(worker_id) or self.live.get(worker_id.partition("/")[0])
+        if worker is None or worker.kind != WORKER or worker.state == "initializing":
+            if worker_id in self.recent or self.lists_workers:
+                reason = "shut down" if worker_id in self.recent else "not registered"
+                self.flag("WST-TG2", f"task {task.id} starts on worker {worker_id}, which is {reason}", "a live worker")
+            else:  # The log may be that of one run, without workers, or in version 1 of our export.
+                self.unlisted_workers.add(worker_id)
+            return
+        task.worker = worker
+        worker.running_ids.add(task.id)
+        # Our export does not show that a worker with several slots lost one of its leases.
+        is_counted = worker.slots is not None and (worker.slots == 1 or not worker.is_own_export)
+        if is_counted and worker.slots is not None and len(worker.running_ids) > worker.slots:
+            self.flag(
+                "WST-KI1",
+                f"worker {worker.id} runs {', '.join(sorted(worker.running_ids))}",
+                f"at most {worker.slots} at a time",
+            )
+
+    @staticmethod
+    def _release_worker(task: _TrackedEntity) -> None:
+        if task.worker is not None:
+            task.worker.running_ids.discard(task.id)
+            task.worker = None
 
     def _check_workstream_membership(self, task: _TrackedEntity, event: _TransitionLine) -> None:
         id = event.metadata.workstream_id
@@ -275,12 +310,24 @@ class TransitionsVerifier:
 
     def _check_worker(self, worker: _TrackedEntity, event: _TransitionLine) -> None:
         metadata = event.metadata
+        if event.from_state == "initializing" and worker.id in self.unlisted_workers:
+            self.flag("WST-TG2", f"worker {worker.id} registers after a task started on it", "registered before")
         if metadata.max_concurrent_tasks is not None:
             worker.slots = metadata.max_concurrent_tasks
-        if event.to_state == "busy" and worker.slots is not None and (metadata.tasks or 0) > worker.slots:
-            self.flag("WST-KI1", f"worker {worker.id} has {metadata.tasks} tasks", f"at most {worker.slots}")
-        if event.from_state == "busy" and event.to_state in ("idle", "shutdown") and metadata.tasks:
-            self.flag("WST-KG3", f"worker {worker.id} is {event.to_state} with {metadata.tasks} tasks", "no task left")
+        worker.is_own_export = worker.is_own_export or metadata.labels is not None
+        self.lists_workers = self.lists_workers or not worker.is_own_export or metadata.export_version is not None
+        if event.to_state != "busy":
+            worker.running_ids.clear()  # Its tasks have ended, or are marked for reassignment.
+        if not worker.is_own_export:
+            return
+        tasks = metadata.tasks or 0
+        if not isinstance(tasks, int) or tasks < 0:
+            self.flag("WST-V3", f"worker {worker.id} has tasks {short_repr(tasks)}", "a number of tasks")
+            return
+        if event.to_state == "busy" and worker.slots is not None and tasks > worker.slots:
+            self.flag("WST-KI1", f"worker {worker.id} has {tasks} tasks", f"at most {worker.slots}")
+        if event.from_state == "busy" and event.to_state in ("idle", "shutdown") and tasks:
+            self.flag("WST-KG3", f"worker {worker.id} is {event.to_state} with {tasks} tasks", "no task left")
 
     def _forget(self, entity: _TrackedEntity) -> None:
         """Drop the entity if it has ended. A task is kept until its workstream and all tasks of that have ended."""

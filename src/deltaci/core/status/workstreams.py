@@ -7,9 +7,17 @@ from typing import Final
 
 from deltaci.core import job, run, worker
 from deltaci.core.events import JOB, RUN, WORKER
-from deltaci.core.status.view import LEFT_OUT, SAME, Edge, Extension, View
+from deltaci.core.status.view import LEFT_OUT, SAME, Change, Edge, Extension, Step, View, project_by_table
 
 _CANCEL_REASON: Final = "cancellation reaches a task in any state"
+
+
+def _project_task(view: View, previous: str | None, change: Change) -> tuple[tuple[Step, ...], str]:
+    """Project a job. A task that is reclaimed stays in its state, and the step names its new worker."""
+    if (change.source, change.target) == (job.RUNNING, job.RUNNING):
+        return (Step("running", "running", change.trigger, change.actor),), "running"
+    return project_by_table(view, previous, change)
+
 
 TASK_VIEW: Final = View(
     "003 task",
@@ -30,6 +38,7 @@ TASK_VIEW: Final = View(
         Edge(None, "pending", "WST-TI1", ("created",)),
         Edge("pending", "queued", "WST-T1", ("scheduler_assigned",)),
         Edge("queued", "running", "WST-T2", ("worker_started",)),
+        Edge("running", "running", "MOD-V1", ("worker_started",)),
         Edge("running", "validating", "WST-T3", ("execution_completed",)),
         Edge("running", "retrying", "WST-T4", ("execution_failed",)),
         Edge("running", "failed", "WST-T5", ("execution_failed",)),
@@ -42,6 +51,7 @@ TASK_VIEW: Final = View(
         Extension(state, "cancelled", "000, 002", _CANCEL_REASON)
         for state in ("pending", "queued", "retrying", "validating")
     ),
+    _project_task,
 )
 
 # Document 003's triggers for the steps of a workstream; the events of our runs have those of document 000.
