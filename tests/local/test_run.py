@@ -95,6 +95,30 @@ def statuses(outcomes: Any) -> dict[str, str]:
     return {job["name"]: job["status"] for job in run["jobs"]}
 
 
+# -- the event log
+
+
+@pytest.mark.parametrize(("arguments", "exit_code"), [((), 1), (("--job", "build"), 0)], ids=["failed", "succeeded"])
+def test_the_event_log_of_a_run_is_written_and_legal(cli: LocalCli, arguments: tuple[str, ...], exit_code: int) -> None:
+    """A local run can be audited like a run of a server, also if it failed."""
+    code, out, err = cli.deltaci("run", *arguments)
+
+    assert code == exit_code, (out, err)
+    [line] = [line for line in out.splitlines() if line.startswith("event log: ")]
+    path = line.removeprefix("event log: ")
+    assert path == ".state/local/runs/run-1/events.jsonl"
+    verified = cli.deltaci("verify", path)
+    assert (verified[0], verified[1].startswith("legal: ")) == (0, True), verified
+    events = [json.loads(event) for event in (cli.folder / path).read_text().splitlines()]
+    assert {event["to"] for event in events if event["entity_id"] == "run-1"} >= {"FAILED" if exit_code else "SUCCESS"}
+
+
+def test_json_output_names_the_event_log(cli: LocalCli) -> None:
+    [outcome] = cli.json("run", "--job", "build")
+
+    assert cli.deltaci("verify", outcome["event_log"])[0] == 0
+
+
 # -- refusals
 
 

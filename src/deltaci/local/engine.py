@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import logging
 import secrets
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from deltaci.app import KEY_FILE, HttpListener, Server, registration_token
 from deltaci.core import run, worker
 from deltaci.core.decide import StartRun
 from deltaci.core.errors import Refused
-from deltaci.core.events import WORKER
+from deltaci.core.events import WORKER, Event
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.listing import RUNS
 from deltaci.core.run import Origin, Run
@@ -86,6 +87,10 @@ class LocalEngine:
         """Cancel a run; does nothing if it has ended."""
         with suppress(Refused):  # It has ended.
             await self.server.engine.do(run.Cancel(id=run_id, reason=reason, actor=LOCAL_USER))
+
+    async def events(self, run_id: str) -> list[Event]:
+        """Return all events of a run."""
+        return await feed.read(self.store, 0, sys.maxsize, tenant=TENANT, run_id=run_id)
 
     async def jobs(self, run_id: str, names: Sequence[str]) -> list[Job]:
         """Return the run's jobs with these names, as far as they exist."""

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from deltaci.core import job
 from deltaci.core.errors import Refused
+from deltaci.core.events import Event
 from deltaci.core.job import Job
 from deltaci.core.plan import job_names_to_rerun
 from deltaci.core.run import Origin, Run
@@ -49,6 +50,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     started: StartedRun
     run: Run
     jobs: list[Job]
+    events: list[Event]
 
     @property
     def is_success(self) -> bool:
@@ -193,6 +195,7 @@ class Session:
                 started=started,
                 run=run,
                 jobs=await self._engine.jobs(run.id, [job.spec.name for job in started.plan.jobs]),
+                events=await self._engine.events(run.id),
             )
             for started, run in zip(self._started, runs, strict=True)
         ]

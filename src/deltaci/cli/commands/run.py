@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from deltaci.audit.projections.canonical import canonical_lines
 from deltaci.cli.commands.plan import as_json
 from deltaci.cli.local_options import (
     BaseOption,
@@ -34,6 +35,7 @@ from deltaci.cli.local_options import (
 )
 from deltaci.cli.output import console, safe, span, status
 from deltaci.cli.run_view import LineOutput, LiveBoard
+from deltaci.client.atomic_file import AtomicFile
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
@@ -48,6 +50,7 @@ from deltaci.storage import open_store
 app = typer.Typer(add_completion=False)
 
 GOOD, BAD, STOPPED = 0, 1, 130
+EVENTS_FILE = "events.jsonl"
 
 
 ChangedOption = Annotated[
@@ -89,7 +92,8 @@ def run_command(
     """Run the pipelines of this repository locally, without a server.
 
     Runs the working tree, including uncommitted changes: each job gets its own copy. The planner, engine and runner are
-    those of a server. Logs are kept in .state/local/runs. Ctrl-C cancels the run; a second one stops immediately.
+    those of a server. Logs are kept in .state/local/runs, with the event log of each run for 'deltaci verify'. Ctrl-C
+    cancels the run; a second one stops immediately.
 
     Exits with 0 if every run succeeded, 1 if one did not or could not be planned, 2 if nothing could be started.
 
@@ -120,10 +124,14 @@ def run_command(
             is_json=json,
         )
         outcomes, is_stopped = event_loop.run(_run(asked))
+        event_logs = [_write_event_log(asked.state, outcome) for outcome in outcomes]
     if json:
-        print(msgspec.json.encode([each.as_json() for each in outcomes]).decode())
+        results = [
+            {**outcome.as_json(), "event_log": str(path)} for outcome, path in zip(outcomes, event_logs, strict=True)
+        ]
+        print(msgspec.json.encode(results).decode())
     else:
-        _tell(outcomes, local_plans)
+        _tell(outcomes, event_logs, local_plans)
     is_good = bool(outcomes) and all(each.is_success for each in outcomes)
     raise typer.Exit(STOPPED if is_stopped else GOOD if is_good or not outcomes else BAD)
 
@@ -232,12 +240,27 @@ def _refuse(local_plans: LocalPlans, *, is_json: bool) -> None:
     raise typer.Exit(BAD)
 
 
-def _tell(outcomes: list[Outcome], local_plans: LocalPlans) -> None:
+def _write_event_log(state: Path, outcome: Outcome) -> Path:
+    """Write the events of a run as a canonical log, which `deltaci verify` accepts. Return its path."""
+    path = state / "runs" / outcome.run.id / EVENTS_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with AtomicFile(path) as draft:
+        for line in canonical_lines(outcome.events):
+            draft.write(line + b"\n")
+    return path
+
+
+def _shortest(path: Path) -> str:
+    """Return the path relative to the current folder if it is inside, so that it can be pasted into a command."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def _tell(outcomes: list[Outcome], event_logs: list[Path], local_plans: LocalPlans) -> None:
     out = console()
     if not outcomes:
         for planned in local_plans.pipelines:
             out.print(f"{safe(planned.file)}: nothing to run; {safe(planned.reason)}", soft_wrap=True)
-    for each in outcomes:
+    for each, event_log in zip(outcomes, event_logs, strict=True):
         run = each.run
         line = Text(f"{safe(each.started.file)} {safe(run.id)} ", style="bold").append_text(status(run_status(run)))
         if run.started_at:
@@ -246,5 +269,6 @@ def _tell(outcomes: list[Outcome], local_plans: LocalPlans) -> None:
         told = ", ".join(f"{count} {word}" for word, count in sorted(counts.items(), key=lambda pair: -pair[1]))
         left = f"; {len(each.started.plan.excluded)} left out" if each.started.plan.excluded else ""
         out.print(line.append(f": {told}{left}", style="not bold"), soft_wrap=True)
+        out.print(f"event log: {safe(_shortest(event_log))}", style="dim", soft_wrap=True)
     if any(not each.is_success for each in outcomes):
         out.print("logs are in .state/local/runs; rerun failed jobs with: deltaci run --failed", style="dim")
