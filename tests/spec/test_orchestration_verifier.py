@@ -10,8 +10,9 @@ import pytest
 from deltaci.audit.verify import verify
 from deltaci.core import attempt, job, lease, run
 from deltaci.core.decide import CancelJob
+from deltaci.core.instants import rfc3339
 from tests.spec.scenes import ID
-from tests.support.lab import Lab, task
+from tests.support.lab import Lab, gate, task
 
 JOB = "r1/build"
 LATER = "2026-01-04T23:00:00.000000Z"
@@ -149,3 +150,42 @@ def test_a_log_that_breaks_the_rule_is_reported(
     report = verify(forged(lab.canonical(), where, path, value))
 
     assert rule in {violation.rule for violation in report.violations}
+
+
+def timed_out_while_waiting(*, is_old: bool) -> list[bytes]:
+    """Return the log of a run that timed out while it waited for approval, as older versions or a mistake write it."""
+    lab = Lab().plan(gate("g"), timeout_seconds=100)
+    log: list[dict[str, Any]] = [msgspec.json.decode(line) for line in lab.canonical()]
+    waiting = next(line for line in log if (line["entity_id"], line["to"]) == ("r1", run.WAITING_APPROVAL))
+    opened = next(line for line in log if (line["entity_id"], line["to"]) == ("r1/g", job.WAITING_APPROVAL))
+    if is_old:
+        del waiting["metadata"]["stops_clock"]
+    for line, to, trigger, severity in (
+        (waiting, run.TIMEOUT, "run_timed_out", "critical"),
+        (opened, job.CANCELED, "user_cancelled", "info"),
+    ):
+        changes = {"seq": log[-1]["seq"] + 1, "rev": line["rev"] + 1, "from": line["to"], "to": to}
+        metadata = {"reason": job.RUN_TIMEOUT}
+        at = rfc3339(lab.after(0).now + 100_000_000)
+        log.append({**line, **changes, "at": at, "trigger": trigger, "severity": severity, "metadata": metadata})
+    return [msgspec.json.encode(line) for line in log]
+
+
+@pytest.mark.proves("MOD-11")
+def test_a_run_that_times_out_while_it_waits_for_approval_is_reported() -> None:
+    """Only logs of older versions may show it, in which the wait counted."""
+    assert {violation.rule for violation in verify(timed_out_while_waiting(is_old=False)).violations} == {"MOD-11"}
+    assert verify(timed_out_while_waiting(is_old=True)).violations == []
+
+
+@pytest.mark.proves("MOD-11")
+def test_a_timeout_that_counts_the_wait_for_approval_is_reported() -> None:
+    """The run has as much time left after the wait as before it."""
+    lab = Lab().plan(gate("g"), task("build", "g"), timeout_seconds=100)
+    lab.after(1000).approve("g")
+    lab.after(100).do(run.TimeOut(id="r1"))
+    lab.verified()
+
+    early = forged(lab.canonical(), ("r1", run.RUNNING, run.TIMEOUT), "at", rfc3339(lab.now - 1_000_000))
+
+    assert "ORC-R10" in {violation.rule for violation in verify(early).violations}

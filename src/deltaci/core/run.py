@@ -31,6 +31,7 @@ CANCELED: Final = "CANCELED"
 REPORTED: Final = "REPORTED"
 
 LIVE: Final = (RUNNING, WAITING_APPROVAL, VALIDATING)
+TIMED: Final = (RUNNING, VALIDATING)  # Time that people take to approve does not count for the run timeout.
 UNPLANNED: Final = (CREATED, PLANNING)
 OVER: Final = (SUCCESS, FAILED, CANCELED, TIMEOUT)
 
@@ -98,11 +99,17 @@ class Run(Record, frozen=True, kw_only=True):
     started_by: str = ""
     origin: Origin = Origin()
     request_fingerprint: str = ""  # Of the request that created the run, if a repeat returns it.
+    waited_microseconds: int = 0  # In WAITING_APPROVAL, before its latest `Resume`.
 
     @property
     def times_out_at(self) -> int:
-        """When the run timeout ends: `timeout_seconds` after the run entered RUNNING, 0 before that."""
-        return self.started_at + self.timeout_seconds * SECOND if self.started_at else 0
+        """When the run timeout ends: `timeout_seconds` after the run entered RUNNING, not counting waits for approval.
+
+        0 before the run enters RUNNING, and while it waits for approval.
+        """
+        if not self.started_at or self.state == WAITING_APPROVAL:
+            return 0
+        return self.started_at + self.timeout_seconds * SECOND + self.waited_microseconds
 
 
 class Create(Command, frozen=True, kw_only=True):
@@ -242,11 +249,12 @@ def _first_active(run: Run, command: Command, at: int) -> Transition:
 
 
 def _await_approval(_run: Run, _command: AwaitApproval, _at: int) -> Transition:
-    return WAITING_APPROVAL, {}, {}
+    return WAITING_APPROVAL, {}, {"stops_clock": True}
 
 
-def _resume(_run: Run, _command: Resume, _at: int) -> Transition:
-    return RUNNING, {}, {}
+def _resume(run: Run, _command: Command, at: int) -> Transition:
+    # No other event of the run is possible while it waits, so that the latest one began the wait.
+    return RUNNING, {"waited_microseconds": run.waited_microseconds + at - run.updated_at}, {}
 
 
 def _all_done(run: Run, _command: AllDone, _at: int) -> Transition:
@@ -345,8 +353,8 @@ MACHINE: Final[Machine[Run]] = Machine(
       for state in (RUNNING, WAITING_APPROVAL)),
     Implies(QUEUED, Fail, FirstActive, "a failed job had been running"),
     *(Rule(state, TimeOut, (Target(TIMEOUT, "run_timed_out", CRITICAL),), _time_out,
-           ORCHESTRATOR, "the run timeout has passed", ("ORC-R10", "ORC-T3"))
-      for state in LIVE),
+           ORCHESTRATOR, "the run timeout has passed", ("ORC-R10", "ORC-T3", "MOD-11"))
+      for state in TIMED),
     *(Rule(state, Cancel, (Target(state, "cancel_requested"),), _remember_cancel, ORCHESTRATOR,
            "remembered, and applied once the run is queued", ("MOD-3",))
       for state in (CREATED, PLANNING)),

@@ -53,7 +53,7 @@ def _job_due(record: Job) -> Due | None:
 def _run_due(record: Run) -> Due | None:
     if record.state == run.PLANNING:
         return record.plan_by, run.TimeOutPlanning
-    if record.state in run.LIVE:
+    if record.state in run.TIMED:
         return record.times_out_at, run.TimeOut
     return None
 

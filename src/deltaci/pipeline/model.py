@@ -369,7 +369,7 @@ class Approval(FileStruct, frozen=True, kw_only=True):
     not_by_starter: Annotated[bool, doc("whether the person who started the run cannot approve")] = False
     expires: Annotated[
         Annotated[str, text_format("a duration, e.g. '30m', '12h' or '7d'", "[1-9][0-9]{0,4}[smhd]")] | None,
-        doc("the time until the approval fails; absent: it never does"),
+        doc("the time until the approval fails; absent: 30 days"),
     ] = None
 
 

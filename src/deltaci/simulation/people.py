@@ -21,6 +21,7 @@ from deltaci.core.attempt import Attempt, Requeue, Stall
 from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import CancelJob, Plan, StartRun
 from deltaci.core.events import Event
+from deltaci.core.instants import SECOND
 from deltaci.core.job import APPROVAL, JobSpec
 from deltaci.core.run import Run
 from deltaci.simulation.checker.history_checker import HistoryChecker
@@ -297,7 +298,7 @@ class People:
         """Schedule approvals, or a rejection, of a job that waits for approval; some of them are invalid."""
         random, id = self._random_for(event), event.entity_id
         tracked_job = self._history.entities.get(id)
-        is_urgent = isinstance(tracked_job, TrackedJob) and tracked_job.approve_by > 0
+        is_urgent = isinstance(tracked_job, TrackedJob) and tracked_job.approve_by < event.at + 3600 * SECOND
         if self._client.happens("nobody decides", random) or (is_urgent and random.random() < 0.5):
             return
         wait_seconds = random.choice((1.0, 60.0, 600.0)) * random.random()

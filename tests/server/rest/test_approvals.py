@@ -104,6 +104,50 @@ async def test_an_undecided_gate_expires(site: Opened) -> None:
         assert (run["status"], run["jobs"][0]["reason"]) == ("FAILED", "APPROVAL_EXPIRED")
 
 
+@pytest.mark.proves("MOD-11")
+@on_both_stores
+@on_loop
+async def test_waiting_for_approval_does_not_consume_the_run_timeout(site: Opened) -> None:
+    """People sleep: a deployment that is approved on Monday must not fail because of the weekend."""
+    async with site() as here:
+        ada = await here.key("ada", "run", "approve")
+        id = await ada.start(gate("g"), task("b"), plan={"timeout_seconds": 100})
+        await here.until(ada, id, "WAITING_APPROVAL")
+
+        here.backend.after(3 * 86_400)
+        await here.service.engine.tick()
+        waiting = await ada.run(id)
+        await ada.post(f"/runs/{id}/approve")
+        resumed = await ada.run(id)
+        here.backend.after(90)
+        await here.service.engine.tick()
+        running = await ada.run(id)
+        here.backend.after(11)
+        ended = await here.until(ada, id, "REPORTED")
+
+        assert [each["state"] for each in (waiting, resumed, running)] == ["WAITING_APPROVAL", "RUNNING", "RUNNING"]
+        assert ended["conclusion"] == "TIMEOUT"
+
+
+@pytest.mark.proves("MOD-11")
+@on_both_stores
+@on_loop
+async def test_a_gate_without_an_expiry_expires_after_thirty_days(site: Opened) -> None:
+    """The run timeout no longer ends a run that nobody approves."""
+    async with site() as here:
+        ada = await here.key("ada", "run", "approve", expires_seconds=40 * 86_400)
+        id = await ada.start(gate("g"), plan={"timeout_seconds": 100})
+
+        here.backend.after(30 * 86_400 - 60)
+        await here.service.engine.tick()
+        before = await ada.run(id)
+        here.backend.after(61)
+        run = await here.until(ada, id, "REPORTED")
+
+        assert before["state"] == "WAITING_APPROVAL"
+        assert (run["conclusion"], run["jobs"][0]["reason"]) == ("FAILED", "APPROVAL_EXPIRED")
+
+
 @on_both_stores
 @within(170)
 async def test_concurrent_approve_and_cancel_have_one_legal_outcome(site: Opened) -> None:

@@ -57,7 +57,7 @@ class GateInput(RequestSchema, frozen=True, kw_only=True):
     role: Annotated[LineText, doc("the role that an approver's key must have; empty: any")] = ""
     approvers: Annotated[Annotated[int, Meta(ge=1, le=100)], doc("how many different people")] = 1
     not_by_starter: Annotated[bool, doc("whether the person who started the run may not approve")] = False
-    expires_seconds: Annotated[Duration, doc("how long it waits before it fails; 0: for ever")] = 0
+    expires_seconds: Annotated[Duration, doc("how long it waits before it fails; 0: 30 days")] = 0
 
 
 class RetryInput(RequestSchema, frozen=True, kw_only=True):

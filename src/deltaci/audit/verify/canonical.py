@@ -44,7 +44,7 @@ from deltaci.core import job as core_job
 from deltaci.core import lease
 from deltaci.core import run as core_run
 from deltaci.core import worker as core_worker
-from deltaci.core.events import ATTEMPT, JOB, LEASE, RUN, WORKER, actor_kind
+from deltaci.core.events import ATTEMPT, CRITICAL, JOB, LEASE, ORCHESTRATOR, RUN, WORKER, actor_kind
 from deltaci.core.ids import lease_name
 from deltaci.core.machine import Machine
 from deltaci.core.status.view import LEFT_OUT, Change, Edge, Extension
@@ -67,6 +67,8 @@ for _name, _machine in MACHINES.items():
             _actors = LEGAL.setdefault((_name, _rule.source or None, _target.state, _target.trigger), {})
             for _kind in _rule.command.by:
                 _actors.setdefault(_kind, set()).add(_target.severity)
+# In older logs the time of waiting for approval counted for the run timeout; see `runs.check_timed_out`.
+LEGAL[RUN, core_run.WAITING_APPROVAL, core_run.TIMEOUT, "run_timed_out"] = {ORCHESTRATOR: {CRITICAL}}
 
 VIEWS: Final = {name: views_of(name) for name in MACHINES}
 CHECKS: Final = {ATTEMPT: attempts.CHECKS, JOB: jobs.CHECKS, RUN: runs.CHECKS, WORKER: workers.CHECKS}

@@ -54,6 +54,7 @@ class RunMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=False)
     job_id: str | None = None
     details: str | None = None
     is_remembered: bool | None = None
+    stops_clock: bool | None = None
     conclusion: str | None = None
     forge_result: str | None = msgspec.field(default=None, name="told")
 

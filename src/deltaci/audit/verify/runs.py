@@ -110,12 +110,19 @@ def check_running(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine
                 f"run {run.id} is RUNNING, but none of its jobs has started",
                 "a started job or an open approval",
             )
-    elif run.waiting_jobs and not run.active_jobs:
+        return
+    if run.waiting_since is not None:
+        run.waited, run.waiting_since = run.waited + (event.at - run.waiting_since), None
+    if run.waiting_jobs and not run.active_jobs:
         verifier.flag("MOD-8", f"run {run.id} resumes while it only waits for approvals", "WAITING_APPROVAL")
 
 
 def check_waiting(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    """Report a run that waits for approval while no job does or another job can progress."""
+    """Report a run that waits for approval while no job does or another job can progress.
+
+    Older logs have no `stops_clock`: the wait counted for the run timeout.
+    """
+    run.waiting_since = event.at if metadata.stops_clock else None
     if not run.waiting_jobs or run.active_jobs:
         verifier.flag(
             "MOD-8",
@@ -156,11 +163,12 @@ def check_failed(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine,
 
 
 def check_timed_out(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    """Report a run that times out before its time limit has passed."""
-    if event.at < run.started_at + run.timeout:
-        verifier.flag(
-            "ORC-R10", f"run {run.id} times out early", f"not before {(run.started_at + run.timeout).isoformat()}"
-        )
+    """Report a run that times out before its timeout, for which the time of waiting for approval does not count."""
+    if event.from_ == core_run.WAITING_APPROVAL and run.waiting_since is not None:
+        verifier.flag("MOD-11", f"run {run.id} times out while it waits for approval", "its approval expires instead")
+    due = run.started_at + run.timeout + run.waited
+    if event.at < due:
+        verifier.flag("ORC-R10", f"run {run.id} times out early", f"not before {due.isoformat()}")
 
 
 def check_cancel_request(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:

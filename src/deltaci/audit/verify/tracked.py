@@ -67,6 +67,8 @@ class TrackedRun(TrackedEntity):
     timeout: timedelta = timedelta()
     plan_by: datetime = EPOCH
     started_at: datetime = EPOCH
+    waiting_since: datetime | None = None
+    waited: timedelta = timedelta()
     cancel_reason: str = ""
     plan_hash: str = ""
 

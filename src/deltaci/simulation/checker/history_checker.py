@@ -391,11 +391,15 @@ class HistoryChecker(JobOrderChecker):
             self._check_plan(subject, run, event)
         elif event.to == "RUNNING" and event.from_ == "QUEUED":
             run.started_at = event.at
+        elif event.to == "WAITING_APPROVAL":
+            run.waiting_since = event.at
+        elif event.to == "RUNNING":
+            run.waited_us += event.at - run.waiting_since
         elif event.to == "TIMEOUT":
-            if event.at < run.started_at + run.timeout_us:
-                seconds_early = (run.started_at + run.timeout_us - event.at) / SECOND
-                raise Violation("timeout", f"{subject} is timed out {seconds_early:.1f} s too early")
-            self.check_not_late(subject, event, run.started_at + run.timeout_us)
+            due = run.started_at + run.timeout_us + run.waited_us
+            if event.at < due:
+                raise Violation("timeout", f"{subject} is timed out {(due - event.at) / SECOND:.1f} s too early")
+            self.check_not_late(subject, event, due)
         elif event.to == "REPORTED" and metadata.get("conclusion") != event.from_:
             raise Violation("conclusion", f"{subject} reports {metadata.get('conclusion')}, but it was {event.from_}")
         self._check_validated(subject, run, event)

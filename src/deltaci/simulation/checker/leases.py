@@ -498,9 +498,7 @@ def deadline_of(entity: TrackedEntity) -> int:
         if entity.state == "PLANNING":
             return entity.plan_by
         return (
-            entity.started_at + entity.timeout_us
-            if entity.state in ("RUNNING", "WAITING_APPROVAL", "VALIDATING")
-            else 0
+            entity.started_at + entity.timeout_us + entity.waited_us if entity.state in ("RUNNING", "VALIDATING") else 0
         )
     return 0
 

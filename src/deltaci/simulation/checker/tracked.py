@@ -48,14 +48,16 @@ class TrackedRun(TrackedEntity):
         "started_at",
         "timeout_us",
         "validating_since_commit",
+        "waited_us",
         "waiting_jobs",
+        "waiting_since",
     )
 
     def __init__(self, id: str) -> None:
         super().__init__(id)
         self.jobs: list[str] = []
         self.open_jobs = self.active_jobs = self.waiting_jobs = self.failed_required_jobs = 0
-        self.timeout_us = self.plan_by = self.started_at = 0
+        self.timeout_us = self.plan_by = self.started_at = self.waiting_since = self.waited_us = 0
         self.validating_since_commit = -1  # The number of the commit in which it entered VALIDATING.
         self.is_fail_fast = self.has_validation = self.is_canceled = self.has_started = False
 

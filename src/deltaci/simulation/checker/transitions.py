@@ -23,7 +23,7 @@ run RUNNING                                      VALIDATING       all_jobs_done 
 run VALIDATING                                   SUCCESS          all_required_succeeded orchestrator
 run VALIDATING                                   FAILED           validation_failed      orchestrator
 run RUNNING,WAITING_APPROVAL                     FAILED           required_job_failed    orchestrator
-run RUNNING,WAITING_APPROVAL,VALIDATING          TIMEOUT          run_timed_out          orchestrator
+run RUNNING,VALIDATING                           TIMEOUT          run_timed_out          orchestrator
 run CREATED,PLANNING                             =                cancel_requested       orchestrator,user
 run QUEUED,RUNNING,WAITING_APPROVAL,VALIDATING   CANCEL_REQUESTED cancel_requested       orchestrator,user
 run CANCEL_REQUESTED                             CANCELED         cancel_finalized       orchestrator
