@@ -58,7 +58,11 @@ def test_a_registered_worker_is_idle_tells_what_it_can_and_may_be_given_work() -
     lab.register("w1", slots=2, labels=("gpu", "linux"))
 
     assert last_step(lab, "w1") == ("initializing", "idle", "registration_complete", "info")
-    assert exported(lab, "w1")[0]["metadata"] == {"labels": ["gpu", "linux"], "max_concurrent_tasks": 2}
+    assert exported(lab, "w1")[0]["metadata"] == {
+        "export_version": 2,
+        "labels": ["gpu", "linux"],
+        "max_concurrent_tasks": 2,
+    }
     lab.claim(lab.attempt("a"))
     assert lab.job("a").worker_id == "w1"
     lab.verified()

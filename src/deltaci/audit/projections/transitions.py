@@ -53,6 +53,7 @@ class EntityState(msgspec.Struct, array_like=True):
     has_ended: bool = False
     started_at: int = 0
     task_ids: list[str] = []
+    reclaims: int = 0
 
 
 class ExporterState(msgspec.Struct):
@@ -141,6 +142,9 @@ class TransitionsExporter:
         trigger = event.trigger
         if event.entity == JOB:
             metadata["workstream_id"] = event.run_id
+            entity.reclaims += source == target
+            if entity.reclaims:
+                metadata["reclaim_count"] = entity.reclaims
             worker_id = metadata.get("worker_id")
             if worker_id is not None and self._is_unlisted(worker_id):
                 metadata["unlisted_worker_id"] = metadata.pop("worker_id")

@@ -66,6 +66,7 @@ class _Metadata(msgspec.Struct, kw_only=True):
     max_concurrent_tasks: Count | None = None
     labels: Any = None
     export_version: Any = None
+    reclaim_count: Any = None
     tasks: Any = None
 
 
@@ -83,8 +84,9 @@ class _TrackedEntity:
     slots: int | None = None
     tasks: dict[str, _TrackedEntity] = field(default_factory=dict)
     worker: _TrackedEntity | None = None
+    reclaims: int = 0
     running_ids: set[str] = field(default_factory=set)
-    is_own_export: bool = False
+    is_native: bool = False
 
 
 _decode = msgspec.json.Decoder(_TransitionLine).decode
@@ -97,7 +99,8 @@ class TransitionsVerifier:
         self.report = Report("transitions (document 003)")
         self.live: dict[str, _TrackedEntity] = {}
         self.recent = RecentIds()
-        self.lists_workers = False  # Every worker with a task has a line of its own.
+        self.lists_workers = False  # Every worker with a task has its lines in the log.
+        self.is_native = False  # The log is an export of Delta CI, version 2 or later.
         self.unlisted_workers = RecentIds()  # Workers of tasks that started before any worker's first line.
         self.line_number = 0
         self.last_timestamp = EPOCH
@@ -205,6 +208,10 @@ class TransitionsVerifier:
                 self.flag("WST-TI4", f"task {task.id} starts retry {task.retries}", f"at most {limit}")
         if metadata.retry_count is not None and metadata.retry_count != task.retries:
             self.flag("WST-TI4", f"task {task.id} counts {metadata.retry_count} retries", str(task.retries))
+        if event.from_state == event.to_state == "running":
+            task.reclaims += 1
+        if self.is_native and (metadata.reclaim_count or 0) != task.reclaims:
+            self.flag("WST-V5", f"task {task.id} counts {metadata.reclaim_count or 0} reclaims", str(task.reclaims))
         if event.to_state == "running":
             task.started_at = task.started_at or event.timestamp
             self._assign_worker(task, metadata.worker_id)
@@ -234,7 +241,7 @@ class TransitionsVerifier:
         task.worker = worker
         worker.running_ids.add(task.id)
         # Our export does not show that a worker with several slots lost one of its leases.
-        is_counted = worker.slots is not None and (worker.slots == 1 or not worker.is_own_export)
+        is_counted = worker.slots is not None and (worker.slots == 1 or not worker.is_native)
         if is_counted and worker.slots is not None and len(worker.running_ids) > worker.slots:
             self.flag(
                 "WST-KI1",
@@ -314,11 +321,12 @@ class TransitionsVerifier:
             self.flag("WST-TG2", f"worker {worker.id} registers after a task started on it", "registered before")
         if metadata.max_concurrent_tasks is not None:
             worker.slots = metadata.max_concurrent_tasks
-        worker.is_own_export = worker.is_own_export or metadata.labels is not None
-        self.lists_workers = self.lists_workers or not worker.is_own_export or metadata.export_version is not None
+        worker.is_native = worker.is_native or metadata.labels is not None
+        self.is_native = self.is_native or metadata.export_version is not None
+        self.lists_workers = self.lists_workers or self.is_native or not worker.is_native
         if event.to_state != "busy":
             worker.running_ids.clear()  # Its tasks have ended, or are marked for reassignment.
-        if not worker.is_own_export:
+        if not worker.is_native:
             return
         tasks = metadata.tasks or 0
         if not isinstance(tasks, int) or tasks < 0:

@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -126,10 +126,7 @@ def run_command(
         outcomes, is_stopped = event_loop.run(_run(asked))
         event_logs = [_write_event_log(asked.state, outcome) for outcome in outcomes]
     if json:
-        results = [
-            {**outcome.as_json(), "event_log": str(path)} for outcome, path in zip(outcomes, event_logs, strict=True)
-        ]
-        print(msgspec.json.encode(results).decode())
+        print(msgspec.json.encode(list(map(_as_json, outcomes, event_logs))).decode())
     else:
         _tell(outcomes, event_logs, local_plans)
     is_good = bool(outcomes) and all(each.is_success for each in outcomes)
@@ -248,6 +245,10 @@ def _write_event_log(state: Path, outcome: Outcome) -> Path:
         for line in canonical_lines(outcome.events):
             draft.write(line + b"\n")
     return path
+
+
+def _as_json(outcome: Outcome, event_log: Path) -> dict[str, Any]:
+    return {**outcome.as_json(), "event_log": str(event_log)}
 
 
 def _shortest(path: Path) -> str:
