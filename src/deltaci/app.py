@@ -22,7 +22,7 @@ import uvicorn
 from deltaci.api.routes import ROOT as API_ROOT
 from deltaci.controllers.flaky import FlakyTestTracker
 from deltaci.controllers.reporter import RunReporter
-from deltaci.controllers.repositories import RepositoryController
+from deltaci.controllers.repositories.controller import RepositoryController
 from deltaci.controllers.statuses import ForgeAccess
 from deltaci.controllers.transitions import TransitionWriter
 from deltaci.controllers.workstreams.context import WorkstreamContext

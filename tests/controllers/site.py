@@ -11,7 +11,7 @@ from typing import Any, Final
 import httpx
 
 from deltaci.app import HttpListener, Server
-from deltaci.controllers.poller import push
+from deltaci.controllers.repositories.poller import push
 from deltaci.forges.projects import AcceptedChange
 from deltaci.git.url_policy import UrlPolicy
 from deltaci.pipeline.change import Change

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.controllers import changes as handling
-from deltaci.controllers import planner
-from deltaci.controllers.poller import push
+from deltaci.controllers.repositories import changes as handling
+from deltaci.controllers.repositories import planner
+from deltaci.controllers.repositories.poller import push
 from deltaci.core.machine import Command
 from deltaci.core.run import BeginPlanning
 from deltaci.git.url_policy import UrlPolicy

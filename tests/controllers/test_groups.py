@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from deltaci.controllers.poller import push
+from deltaci.controllers.repositories.poller import push
 from tests.contract.backends import Backend, on_loop
 from tests.controllers.site import PROJECT, RepositorySite, opened
 from tests.server.rest.site import TENANT, TIME, Caller, ScriptedRunner

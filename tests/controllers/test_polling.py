@@ -76,7 +76,7 @@ async def test_a_project_is_looked_at_by_itself(
     site: Opened, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the server runs."""
-    monkeypatch.setattr("deltaci.controllers.repositories.WATCH_SECONDS", 0.05)
+    monkeypatch.setattr("deltaci.controllers.repositories.controller.WATCH_SECONDS", 0.05)
     async with site() as here:
         looked = asyncio.Event()
         polling = here.service.control_plane.repositories.polling

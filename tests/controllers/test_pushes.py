@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from deltaci.controllers.change_records import KEEP_SECONDS
-from deltaci.controllers.changes import MAX_TRIES
-from deltaci.controllers.poller import push
+from deltaci.controllers.repositories.change_records import KEEP_SECONDS
+from deltaci.controllers.repositories.changes import MAX_TRIES
+from deltaci.controllers.repositories.poller import push
 from tests.contract.backends import Backend, on_loop
 from tests.controllers.site import PROJECT, RepositorySite
 from tests.server.rest.site import TENANT

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from deltaci.controllers.projects import Project
-from deltaci.controllers.schedules import ScheduleEntry, last_before, next_after
+from deltaci.controllers.repositories.schedules import ScheduleEntry, last_before, next_after
 from deltaci.core.instants import SECOND
 from tests.contract.backends import Backend, on_loop
 from tests.controllers.site import PROJECT, RepositorySite, opened

@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from deltaci.controllers.change_records import digest
 from deltaci.controllers.merge_queue.records import NONE, BatchSplit, MergeEntry, MergeOutcome
+from deltaci.controllers.repositories.change_records import digest
 from deltaci.core.backoff import backoff_seconds
 from deltaci.core.ids import MERGE_RUN_PREFIX
 from deltaci.core.instants import SECOND

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from deltaci.controllers.changes import default_branch
-from deltaci.controllers.planner import say_plan
+from deltaci.controllers.repositories.changes import default_branch
+from deltaci.controllers.repositories.planner import say_plan
 from deltaci.controllers.workstreams import files
 from deltaci.controllers.workstreams.context import WorkstreamContext, spec_of
 from deltaci.controllers.workstreams.records import Workstream

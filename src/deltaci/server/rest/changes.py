@@ -8,10 +8,10 @@ import msgspec
 
 from deltaci.api.schemas import projects as wire
 from deltaci.api.schemas.inputs import RunInput
-from deltaci.controllers.change_records import ChangeRecord, FileOutcome, digest
-from deltaci.controllers.changes import run_of
-from deltaci.controllers.poller import HEADS, TAGS
 from deltaci.controllers.projects import Project
+from deltaci.controllers.repositories.change_records import ChangeRecord, FileOutcome, digest
+from deltaci.controllers.repositories.changes import run_of
+from deltaci.controllers.repositories.poller import HEADS, TAGS
 from deltaci.core.errors import Refused
 from deltaci.core.run import Run
 from deltaci.forges.credentials import repository_path

@@ -8,8 +8,8 @@ import msgspec
 
 from deltaci.api.schemas import projects as wire
 from deltaci.controllers import projects
-from deltaci.controllers.poller import push
 from deltaci.controllers.projects import Project
+from deltaci.controllers.repositories.poller import push
 from deltaci.core.errors import Refused
 from deltaci.git import url_policy
 from deltaci.server.rest.http.cursors import decode_cursor, encode_cursor

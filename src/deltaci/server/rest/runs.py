@@ -9,7 +9,7 @@ import msgspec
 from deltaci.api.routes import REPLAYED_HEADER, ROOT
 from deltaci.api.schemas import records as api
 from deltaci.api.schemas.inputs import DecisionInput, PlanInput, RerunInput, RunInput, RunQuery
-from deltaci.controllers.planner import PlanReport, reasons_of
+from deltaci.controllers.repositories.planner import PlanReport, reasons_of
 from deltaci.core import job, listing, run
 from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import StartRun

@@ -16,7 +16,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from deltaci.controllers.repositories import RepositoryController
+from deltaci.controllers.repositories.controller import RepositoryController
 from deltaci.controllers.workstreams import commits
 from deltaci.controllers.workstreams.records import Workstream, WorkstreamRecords
 from deltaci.core.attempt import Attempt

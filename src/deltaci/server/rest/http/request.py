@@ -10,7 +10,7 @@ import msgspec
 from deltaci.api.routes import Route
 from deltaci.controllers.flaky import FlakyTestTracker
 from deltaci.controllers.merge_queue.records import QueueView
-from deltaci.controllers.repositories import RepositoryController
+from deltaci.controllers.repositories.controller import RepositoryController
 from deltaci.controllers.workstreams.records import Workstream
 from deltaci.core.errors import Refused
 from deltaci.core.events import USER

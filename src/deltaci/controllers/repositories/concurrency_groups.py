@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from deltaci.controllers.change_records import digest
 from deltaci.controllers.projects import of
+from deltaci.controllers.repositories.change_records import digest
 from deltaci.core import run
 from deltaci.core.errors import Refused
 from deltaci.core.listing import ALL_TENANTS

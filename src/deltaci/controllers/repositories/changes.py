@@ -15,7 +15,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from deltaci.controllers.change_records import (
+from deltaci.controllers.projects import Project, Projects
+from deltaci.controllers.repositories.change_records import (
     HANDLED,
     PUT_ASIDE,
     WAITING,
@@ -24,10 +25,9 @@ from deltaci.controllers.change_records import (
     FileOutcome,
     digest,
 )
-from deltaci.controllers.comparison import HEADS, compared
-from deltaci.controllers.pipelines import pipelines_at
-from deltaci.controllers.projects import Project, Projects
-from deltaci.controllers.supersede import SupersedeController
+from deltaci.controllers.repositories.comparison import HEADS, compared
+from deltaci.controllers.repositories.pipelines import pipelines_at
+from deltaci.controllers.repositories.supersede import SupersedeController
 from deltaci.controllers.work_queue import KeyedWorkQueue
 from deltaci.core.backoff import backoff_seconds
 from deltaci.core.cascade import NewRecord

@@ -15,12 +15,12 @@ from typing import Final
 
 import msgspec
 
-from deltaci.controllers.change_records import ChangeRecord, ChangeRecords
 from deltaci.controllers.claims import Claims
-from deltaci.controllers.comparison import HEADS, compared
-from deltaci.controllers.concurrency_groups import ConcurrencyGroups
-from deltaci.controllers.pipelines import pipelines_at
 from deltaci.controllers.projects import Projects
+from deltaci.controllers.repositories.change_records import ChangeRecord, ChangeRecords
+from deltaci.controllers.repositories.comparison import HEADS, compared
+from deltaci.controllers.repositories.concurrency_groups import ConcurrencyGroups
+from deltaci.controllers.repositories.pipelines import pipelines_at
 from deltaci.controllers.work_queue import KeyedWorkQueue
 from deltaci.core import decide, run
 from deltaci.core.backoff import backoff_seconds

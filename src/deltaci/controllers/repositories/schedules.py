@@ -16,10 +16,10 @@ import msgspec
 from cronsim import CronSim, CronSimError
 from msgspec.structs import replace
 
-from deltaci.controllers.change_records import ChangeRecords
-from deltaci.controllers.pipelines import pipelines_at
-from deltaci.controllers.poller import HEADS, NEVER
 from deltaci.controllers.projects import Project, of
+from deltaci.controllers.repositories.change_records import ChangeRecords
+from deltaci.controllers.repositories.pipelines import pipelines_at
+from deltaci.controllers.repositories.poller import HEADS, NEVER
 from deltaci.core.instants import SECOND
 from deltaci.core.listing import ALL_TENANTS
 from deltaci.git.mirrors import Mirrors, RemoteRefs

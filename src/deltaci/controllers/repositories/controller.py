@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from deltaci.controllers.change_records import ChangeRecord, ChangeRecords
-from deltaci.controllers.changes import ChangeHandler
-from deltaci.controllers.planner import RunPlanner
-from deltaci.controllers.poller import HEADS, NEVER, Poller
 from deltaci.controllers.projects import BETWEEN, Project, Projects, of
-from deltaci.controllers.schedules import ScheduleController
+from deltaci.controllers.repositories.change_records import ChangeRecord, ChangeRecords
+from deltaci.controllers.repositories.changes import ChangeHandler
+from deltaci.controllers.repositories.planner import RunPlanner
+from deltaci.controllers.repositories.poller import HEADS, NEVER, Poller
+from deltaci.controllers.repositories.schedules import ScheduleController
 from deltaci.controllers.work_queue import KeyedWorkQueue
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event

@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from deltaci.controllers.change_records import ChangeRecords
 from deltaci.controllers.projects import Project, of
+from deltaci.controllers.repositories.change_records import ChangeRecords
 from deltaci.core.instants import SECOND
 from deltaci.core.listing import ALL_TENANTS
 from deltaci.git.mirrors import TEMPORARY_BRANCH_PREFIX, Mirrors, RemoteRefs

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from deltaci.controllers.change_records import WAITING, ChangeRecord, ChangeRecords, is_end, place_of
 from deltaci.controllers.projects import Project
+from deltaci.controllers.repositories.change_records import WAITING, ChangeRecord, ChangeRecords, is_end, place_of
 from deltaci.core import run
 from deltaci.core.errors import Refused
 from deltaci.core.listing import runs_of_project, runs_with_status
