@@ -15,10 +15,10 @@ from deltaci.core.events import JOB, Event
 from deltaci.core.machine import Command
 from deltaci.core.unit_of_work import UnitOfWork
 from deltaci.protocol.messages import Complete, JobSpec, RuleResult
+from deltaci.protocol.reports.rule_results import validation_verdict
 from deltaci.runner.result import JobResult
 from deltaci.runner.steps.validation import RuleChecker
 from deltaci.server.runner_api import message_handlers
-from deltaci.server.runner_api.verdicts import validation_verdict
 from tests.simulation.planting import fault, patched, replaced_follow_up
 
 

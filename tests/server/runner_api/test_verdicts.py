@@ -11,8 +11,7 @@ from deltaci.core import attempt, job
 from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job
 from deltaci.protocol.messages import Complete, JobSpec, RuleResult, ValidationRule
-from deltaci.protocol.reports.rule_results import MAX_DETAILS_CHARS
-from deltaci.server.runner_api.verdicts import validation_verdict
+from deltaci.protocol.reports.rule_results import MAX_DETAILS_CHARS, validation_verdict
 from tests.contract.backends import on_loop
 from tests.contract.test_runs import planned
 from tests.server.site import OpenSite

@@ -19,14 +19,15 @@ from deltaci.git.commit_builder import CommitBuilder, MergeConflict
 from deltaci.pipeline.model import Rule
 from deltaci.pipeline.parse.validation_rules import protocol_rules
 from deltaci.protocol.job_spec import RuleResult
+from deltaci.protocol.reports.rule_results import describe_result
 
 
 class RuleViolationError(Exception):
     """A validation rule of a task or workstream failed; has the rule with its actual and expected result."""
 
-    def __init__(self, verdict: RuleResult) -> None:
-        super().__init__(f"rule {verdict.rule}: {verdict.actual}; expected {verdict.expected}")
-        self.verdict = verdict
+    def __init__(self, result: RuleResult) -> None:
+        super().__init__(describe_result(result))
+        self.result = result
 
 
 class TaskIntegrator:
@@ -65,7 +66,7 @@ class TaskIntegrator:
         def noted(known: Workstream | None) -> Workstream | None:
             if known is None:
                 return None
-            return replace(known, verdicts={**known.verdicts, task: (broken.verdict,)}, place=place or known.place)
+            return replace(known, verdicts={**known.verdicts, task: (broken.result,)}, place=place or known.place)
 
         await self._context.records.kept.update(stream.tenant, stream.id, noted)
 
@@ -118,16 +119,16 @@ class TaskIntegrator:
         for rule in protocol_rules(rules):
             if rule.within:
                 changed = await builder.mirror.changed_paths(start, head)
-                _must(within(rule, changed if changed is not None else ["a path that is not valid text"]))
+                _require_passed(within(rule, changed if changed is not None else ["a path that is not valid text"]))
             if rule.mergeable:
                 paths: Sequence[str] = ()
                 try:
                     await builder.merge_trees(await builder.fetch_branch(stream.base), tip)
                 except MergeConflict as conflict:
                     paths = conflict.paths
-                _must(mergeable(rule, stream.base, paths))
+                _require_passed(mergeable(rule, stream.base, paths))
 
 
-def _must(verdict: RuleResult) -> None:
-    if not verdict.is_passed:
-        raise RuleViolationError(verdict)
+def _require_passed(result: RuleResult) -> None:
+    if not result.is_passed:
+        raise RuleViolationError(result)

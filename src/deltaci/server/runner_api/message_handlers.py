@@ -48,8 +48,8 @@ from deltaci.protocol.messages import (
     ServerMessage,
 )
 from deltaci.protocol.routes import ROOT
+from deltaci.protocol.reports.rule_results import validation_verdict
 from deltaci.server.follower import read_records
-from deltaci.server.runner_api.verdicts import validation_verdict
 from deltaci.storage.port import Begin, Store, Transaction, load_jobs
 
 MAX_STEP_CHARS: Final = 500  # The limit for the current step in a heartbeat, which is stored with each heartbeat.
