@@ -435,6 +435,8 @@ def _with_verdict(command: Command, message: RunnerMessage, record: Record | Non
         spec = job_spec(record) if isinstance(record, Attempt) else JobSpec()
     except Refused:  # It is not the job spec of a runner, so it has no rules.
         return command
+    if not (spec.rules or message.verdicts):
+        return command
     return msgspec.structs.replace(command, verdict=validation_verdict(message, spec))
 
 
