@@ -142,8 +142,8 @@ class RunnerApp:
                 [response] = await self._message_handlers.submit(runner, [message])
                 if isinstance(response, Refused):
                     raise response
-                if isinstance(response, wire.CompleteAck):
-                    await self._uploads.remove_lost_uploads(runner, message.lease_id)
+                if isinstance(response, wire.CompleteAck) and (lease := ids.lease_ref(message.lease_id)).number > 1:
+                    await self._uploads.remove_lost_uploads(runner, lease)
                 return response
             case "batch":
                 return await self._handle_batch(runner, request)

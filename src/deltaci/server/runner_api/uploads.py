@@ -20,6 +20,7 @@ import msgspec
 from deltaci.core import ids
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused, StaleLease
+from deltaci.core.ids import LeaseRef
 from deltaci.engine.requests import Overloaded
 from deltaci.protocol import messages as wire
 from deltaci.protocol.responses import StoredArtifact, StoredCache
@@ -149,17 +150,13 @@ class UploadHandlers:
                 return await self._needs.source_credential(attempt)
         return await self._needs.optional_secrets(attempt)
 
-    async def remove_lost_uploads(self, runner: Runner, lease_id: str) -> None:
+    async def remove_lost_uploads(self, runner: Runner, lease: LeaseRef) -> None:
         """Delete the artifacts that earlier leases of a completed attempt stored: no result refers to them."""
-        lease_ref = ids.lease_ref(lease_id)
-        if lease_ref.number > 1:
-            # The attempt is complete even if the blob store is unavailable now.
-            with suppress(BlobStoreUnavailable):
-                await self._disk.run(
-                    lambda: keys.remove_lost_artifacts(
-                        self._blobs, runner.tenant, lease_ref.attempt_id, lease_ref.number
-                    )
-                )
+        # The attempt is complete even if the blob store is unavailable now.
+        with suppress(BlobStoreUnavailable):
+            await self._disk.run(
+                lambda: keys.remove_lost_artifacts(self._blobs, runner.tenant, lease.attempt_id, lease.number)
+            )
 
     # -- secrets
 
