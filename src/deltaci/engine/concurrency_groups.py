@@ -15,11 +15,6 @@ class ConcurrencyGroups:
     def __init__(self) -> None:
         self._is_free: dict[tuple[str, str], bool] = {}
 
-    def clear(self) -> None:
-        """Forget all groups. Call it before the next batch."""
-        if self._is_free:
-            self._is_free.clear()
-
     def try_lock(self, attempt: Attempt, now: int) -> Transaction[bool]:
         """Return whether the attempt's group is free.
 

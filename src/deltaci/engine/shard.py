@@ -221,7 +221,6 @@ class Shard:
             self._clear_cache()
         self._loaded_ids.clear()
         self._granted_count, self._requested, self._pools = 0, {}, {}
-        self._groups.clear()
         required_ids: set[str] = set()
         random_ids: set[str] = set()
         claims: list[Claim] = []
@@ -234,7 +233,9 @@ class Shard:
                 pool_key = request.pool_key
                 self._requested[pool_key] = self._requested.get(pool_key, 0) + request.limit
                 claims.append(request)
-        yield from self._count_live_leases(claims)
+        if claims:
+            self._groups = ConcurrencyGroups()
+            yield from self._count_live_leases(claims)
         ready: list[StoredRecord] | None = None
         if len(requests) == 1 and isinstance(claim := requests[0], Claim) and (limit := self._remaining_limit(claim)):
             store_now, ready = yield BeginClaim(claim.tenant, claim.labels, limit, claim.only_ids, self._clock.lead)
