@@ -15,7 +15,7 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -24,12 +24,13 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Decision, StartRun, decide
 from deltaci.core.errors import InvariantBroken, NotLoaded, Refused
-from deltaci.core.events import RUNNER, Event, worker_actor
+from deltaci.core.events import RUN, RUNNER, WORKER, Event, worker_actor
 from deltaci.core.instants import SECOND
-from deltaci.core.machine import Command, Record
+from deltaci.core.job import Job
+from deltaci.core.listing import list_changes
+from deltaci.core.machine import ABSENT, Command, Record
 from deltaci.core.timers import Due, is_over, next_due, ready_at
 from deltaci.core.unit_of_work import UnitOfWork
-from deltaci.engine.batch_effects import batch_list_changes, freed_tenants, skipped_queue_keys
 from deltaci.engine.clock import MonotonicClock
 from deltaci.engine.concurrency_groups import ConcurrencyGroups
 from deltaci.engine.requests import (
@@ -53,6 +54,7 @@ from deltaci.storage.port import (
     CountLiveLeases,
     FindDue,
     FindReady,
+    ListChange,
     Load,
     LoadJobs,
     Put,
@@ -72,6 +74,8 @@ MAX_CHAIN_LOADS: Final = 10  # After so many single loads for one command, all j
 SECRET_BYTES: Final = 16
 SALT_CHARS: Final = 16
 STUCK_SECONDS: Final = 60  # Delay before a record is due again whose deadline could not be carried out.
+
+NO_TENANTS: Final[frozenset[str]] = frozenset()
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -258,8 +262,8 @@ class Shard:
         puts = [self._put_changed(record, due_times) for record in changed.values()]
         puts += [self._put_due_time(id, due_at) for id, due_at in due_times.items() if id not in changed]
         if puts:
-            list_changes = batch_list_changes(changed, events)
-            yield Write(puts, events, True, list_changes, freed_tenants(changed.values(), self._limited_tenants))
+            freed = freed_tenants(changed.values(), self._limited_tenants)
+            yield Write(puts, events, True, batch_list_changes(changed, events), freed)
             for put in puts:
                 self._update_cache(put)
         self._evict_uncacheable()
@@ -610,3 +614,50 @@ def is_cacheable(record: Record | None) -> bool:
     Its worker will send a command soon, and other servers hardly ever change it.
     """
     return type(record) is Attempt and not record.job_id and record.lease is not None
+
+
+def batch_list_changes(changed: Mapping[str, Record], events: Sequence[Event]) -> list[ListChange]:
+    """Return which lists the changed runs and workers join and leave.
+
+    The first event of a record tells its state before the batch.
+    """
+    runs_and_workers = [
+        record for record in changed.values() if type(record) is not Attempt and type(record) is not Job
+    ]
+    if not runs_and_workers:
+        return []
+    states_before: dict[str, str] = {}
+    for event in events:
+        if event.entity in (RUN, WORKER):
+            states_before.setdefault(event.entity_id, event.from_ or ABSENT)
+    changes: list[ListChange] = []
+    for record in runs_and_workers:
+        if record.id in states_before:
+            joined, left = list_changes(record, states_before[record.id])
+            if joined or left:
+                changes.append(ListChange(record.id, record.created_at, joined, left))
+    return changes
+
+
+def freed_tenants(changed: Iterable[Record], limited_tenants: set[str]) -> frozenset[str]:
+    """Return the tenants that may claim more now, because one of their leases ended.
+
+    Only tenants with a limit, and attempts with a concurrency group, count. This is only a hint: some of these leases
+    may have ended in an earlier batch.
+    """
+    tenants: set[str] | None = None
+    for record in changed:
+        if (
+            type(record) is Attempt
+            and record.lease is None
+            and record.ended_lease is not None
+            and (record.group or record.tenant in limited_tenants)
+        ):
+            tenants = tenants or set()
+            tenants.add(record.tenant)
+    return frozenset(tenants) if tenants is not None else NO_TENANTS
+
+
+def skipped_queue_keys(skipped: Iterable[StoredRecord]) -> tuple[str, ...]:
+    """Return the queue keys of the attempts that a claim skipped, without duplicates, in order."""
+    return tuple({stored.record.queue_key: None for stored in skipped if isinstance(stored.record, Attempt)})
