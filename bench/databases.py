@@ -15,8 +15,7 @@ from typing import Final
 import asyncpg
 import msgspec
 
-from deltaci.storage.memory import wall_clock
-from deltaci.storage.port import Store
+from deltaci.storage.port import Store, wall_clock
 from deltaci.storage.postgres import PostgresStore
 from deltaci.storage.sqlite import SqliteStore
 from tests.support.postgres_server import PostgresServer

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.storage.memory import MemoryStore, wall_clock
+from deltaci.storage.memory import MemoryStore
+from deltaci.storage.port import wall_clock
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.backends import Backend
 from tests.support.postgres_server import PostgresServer

@@ -15,7 +15,7 @@ import pytest
 from deltaci.app import KEY_FILE, HttpListener, Server
 from deltaci.server.auth.credentials import load_server_key
 from deltaci.server.secrets import Secrets
-from deltaci.storage.memory import wall_clock
+from deltaci.storage.port import wall_clock
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.backends import Backend, legal, on_loop
 from tests.controllers.site import LOCAL, PROJECT, RepositorySite

@@ -6,7 +6,6 @@ stored one.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -18,7 +17,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event, with_seq
 from deltaci.core.machine import Record
 from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, decode_record, encode
-from deltaci.storage.commit_hints import CommitHints, ReadyCounts
+from deltaci.storage.commit_hints import CommitHints
 from deltaci.storage.document_backends import MemoryDocuments
 from deltaci.storage.list_index import MemoryListIndex, removals
 from deltaci.storage.port import (
@@ -46,18 +45,14 @@ from deltaci.storage.port import (
     Write,
     matches_labels,
     matching_queue_keys,
-    ready_counts,
+    run_transaction,
+    wall_clock,
 )
 from deltaci.storage.sql import group_name
 
 ReadyKey = tuple[int, int, str]
 NO_END = 2**63 - 1  # A group that is held by a live lease becomes free at no known time.
 QueueName = tuple[str, str]  # Tenant and queue key.
-
-
-def wall_clock() -> int:
-    """Return the current time in microseconds since the epoch."""
-    return time.time_ns() // 1000
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -389,22 +384,3 @@ def _row(put: Put) -> _Row:
 
 def _stored_record(row: _Row) -> StoredRecord:
     return StoredRecord(decode_record(row.id, row.kind, row.body), row.version, row.due_at)
-
-
-def run_transaction(transaction: Transaction[T], answer: Callable[[Request], Any]) -> tuple[T, ReadyCounts | None]:
-    """Run a transaction to its end; `answer` returns the answer to each of its requests.
-
-    Return the result of the transaction and how many attempts its writes made ready, None if it wrote nothing.
-    """
-    became_ready: ReadyCounts | None = None
-    try:
-        request = next(transaction)
-        while True:
-            if isinstance(request, Write):
-                became_ready = {**(became_ready or {}), **ready_counts(request)}
-            request = transaction.send(answer(request))
-    except StopIteration as end:
-        result: T = end.value
-        return result, became_ready
-    finally:
-        transaction.close()

@@ -7,6 +7,7 @@ runs over memory, SQLite and PostgreSQL, and in the simulator.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
@@ -29,6 +30,11 @@ FREED_CAPACITY: Final = commit_hints.FREED_CAPACITY
 API_KEY_KIND: Final = "key"  # Documents of this kind have globally unique names and are found without the tenant.
 CONTENDED: Final = "?"  # The answer if another transaction has locked the group.
 SCAN_LIMIT: Final = 2000  # The maximum number of entries of a list that are scanned for one page.
+
+
+def wall_clock() -> int:
+    """Return the current time in microseconds since the epoch."""
+    return time.time_ns() // 1000
 
 
 class StoredRecord(msgspec.Struct, frozen=True, gc=False):
@@ -219,6 +225,25 @@ def ready_counts(write: Write) -> dict[tuple[str, str], int]:
 Request = Begin | BeginClaim | Load | LoadJobs | FindReady | FindDue | CountLiveLeases | LockGroup | Postpone | Write
 Transaction = Generator[Request, Any, T]
 ReadTransaction = Generator[Load | LoadJobs, list[StoredRecord], T]  # A transaction that only reads.
+
+
+def run_transaction(transaction: Transaction[T], answer: Callable[[Request], Any]) -> tuple[T, ReadyCounts | None]:
+    """Run a transaction to its end; `answer` returns the answer to each of its requests.
+
+    Return the result of the transaction and how many attempts its writes made ready, None if it wrote nothing.
+    """
+    became_ready: ReadyCounts | None = None
+    try:
+        request = next(transaction)
+        while True:
+            if isinstance(request, Write):
+                became_ready = {**(became_ready or {}), **ready_counts(request)}
+            request = transaction.send(answer(request))
+    except StopIteration as end:
+        result: T = end.value
+        return result, became_ready
+    finally:
+        transaction.close()
 
 
 def load_jobs(run_id: str) -> ReadTransaction[list[Job]]:

@@ -21,7 +21,6 @@ from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, LISTED_KINDS,
 from deltaci.storage.commit_hints import CommitHints, ReadyCounts
 from deltaci.storage.document_backends import DELETE, SqlDocumentReader, document_conflict, sorted_for_write
 from deltaci.storage.list_index import SqlListReader, added_rows, removals, removed_rows
-from deltaci.storage.memory import run_transaction, wall_clock
 from deltaci.storage.migrate import migrations, pending_migrations
 from deltaci.storage.port import (
     Begin,
@@ -49,6 +48,8 @@ from deltaci.storage.port import (
     Write,
     matches_labels,
     matching_queue_keys,
+    run_transaction,
+    wall_clock,
 )
 from deltaci.storage.sql import (
     GROUP_HOLDER,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deltaci.storage.memory import wall_clock
+from deltaci.storage.port import wall_clock
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.backends import Backend
 from tests.controllers.merge_queue.site import Site, Streams, opened

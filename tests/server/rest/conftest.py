@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.storage.memory import wall_clock
+from deltaci.storage.port import wall_clock
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.backends import Backend
 from tests.contract.conftest import contract_dsn, make_backend

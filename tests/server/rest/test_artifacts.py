@@ -26,7 +26,7 @@ DATA = bytes(range(256)) * 10
 @pytest.fixture
 def backend(tmp_path: Path) -> Backend:
     """Return the SQLite store: artifacts do not depend on the store."""
-    from deltaci.storage.memory import wall_clock
+    from deltaci.storage.port import wall_clock
     from deltaci.storage.sqlite import SqliteStore
 
     return Backend(

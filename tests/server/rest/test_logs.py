@@ -29,7 +29,7 @@ NUMBERS = st.integers(0, 50)
 @pytest.fixture
 def backend(tmp_path: Path) -> Backend:
     """Return the SQLite store: logs do not depend on the store."""
-    from deltaci.storage.memory import wall_clock
+    from deltaci.storage.port import wall_clock
     from deltaci.storage.sqlite import SqliteStore
 
     return Backend(
