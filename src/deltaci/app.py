@@ -45,8 +45,6 @@ from deltaci.forges.reports import ReportBuilder
 from deltaci.git.mirrors import ReadSecret
 from deltaci.git.url_policy import UrlPolicy
 from deltaci.protocol.nats_client import NatsAddress
-from deltaci.protocol.routes import OPENAPI_PATH
-from deltaci.protocol.routes import ROOT as RUNNER_ROOT
 from deltaci.server.auth.callers import ApiKeys
 from deltaci.server.auth.credentials import REGISTRATION_SECONDS, Signer, load_server_key
 from deltaci.server.connection import connection_class
@@ -176,7 +174,7 @@ class Server:
         self._uploads = UploadHandlers(
             self.message_handlers, self.blobs, self.secrets, folder / "incoming", quota=self.tenants
         )
-        self._runner_app = self._create_runner_app(issuer)
+        self.app = self._create_app(issuer)
         self._follower = Follower(store)
         for on_events in (self.control.on_events, self.fleet.on_events, self.reporter.on_events, self.flaky.on_events):
             self._follower.subscribe(on_events)
@@ -184,15 +182,17 @@ class Server:
             control_plane.subscribe(self._follower)
         self._timers: asyncio.Task[None] | None = None
 
-    def _create_runner_app(self, issuer: RunnerTokenIssuer | None) -> RunnerApp:
+    def _create_app(self, issuer: RunnerTokenIssuer | None) -> RunnerApp:
+        control_plane = self._control_plane
         return RunnerApp(
             self.message_handlers,
             RunnerRegistry(self.engine, self.signer, issuer=issuer, incarnations=self.incarnations),
             self.logs,
             self.control,
             self._uploads,
-            self._control_plane.worktrees if self._control_plane is not None else None,
+            control_plane.worktrees if control_plane is not None else None,
             self.fleet.heartbeats,
+            control_plane.serve if control_plane is not None else None,
         )
 
     @property
@@ -232,20 +232,6 @@ class Server:
         if self._control_plane is not None:
             await self._control_plane.stop_transitions()
         await self.store.close()
-
-    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request (an ASGI application).
-
-        The paths of the runner protocol are checked first, because claims and heartbeats are most of the load.
-        """
-        if scope["type"] != "http":
-            return
-        path: str = scope["path"]
-        control_plane = self._control_plane
-        if control_plane is None or path.startswith(RUNNER_ROOT) or path == OPENAPI_PATH:
-            await self._runner_app(scope, receive, send)
-        elif not await control_plane.serve(scope, receive, send):
-            await self._runner_app(scope, receive, send)  # It answers that there is no such route.
 
     def stop_waiting(self) -> None:
         """Let all long polls and event streams end at once, because the server is about to stop."""

@@ -7,7 +7,7 @@ lease ids are sent in headers and bodies only, so that they do not appear in acc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
@@ -55,6 +55,9 @@ HINTS: Final = {"bad_message": "; see docs/protocol.md", "unavailable": "; try a
 _JSON_ROUTES: Final = frozenset(route.name for route in PROTOCOL_ROUTES if "wrong_media_type" in route.codes)
 _ROUTES_WITH_PARAMETER: Final = frozenset(route.name for route in PROTOCOL_ROUTES if route.path_parameter)
 
+# Answers a request, or returns False if there is no such path.
+ServeOther = Callable[[Scope, Receive, Send], Awaitable[bool]]
+
 _decode_batch = wire.decoder(list[msgspec.Raw])
 _decode_lease = wire.decoder(wire.LeaseRequest)
 _decode_leave = wire.decoder(wire.LeaveRequest)
@@ -65,7 +68,10 @@ _decode_renewal = wire.decoder(wire.Renewal)
 
 
 class RunnerApp:
-    """The ASGI application for the routes under /runner/v1/ and the server's OpenAPI description."""
+    """The ASGI application for the routes under /runner/v1/ and the server's OpenAPI description.
+
+    Requests with other paths are passed to `serve_other`.
+    """
 
     def __init__(
         self,
@@ -76,6 +82,7 @@ class RunnerApp:
         uploads: UploadHandlers,
         worktrees: WorktreeHandlers | None = None,
         heartbeats: Heartbeats | None = None,
+        serve_other: ServeOther | None = None,
     ) -> None:
         self._message_handlers = message_handlers
         self._control = control
@@ -84,9 +91,19 @@ class RunnerApp:
         self._uploads = uploads
         self._worktrees = worktrees
         self._heartbeats = heartbeats
+        self._serve_other = serve_other
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Process one request and send the response. An expected error becomes an error response."""
+        """Process one request and send the response. An expected error becomes an error response.
+
+        The paths of the runner protocol are checked first, because claims and heartbeats are most of the load.
+        """
+        if scope["type"] != "http":
+            return
+        path: str = scope["path"]
+        is_ours = path.startswith(ROOT) or path == OPENAPI_PATH
+        if not is_ours and self._serve_other is not None and await self._serve_other(scope, receive, send):
+            return
         request = Request(scope, receive)
         status, headers = 200, list[tuple[bytes, bytes]]()
         try:
