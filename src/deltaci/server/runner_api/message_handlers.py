@@ -47,8 +47,8 @@ from deltaci.protocol.messages import (
     RunnerMessage,
     ServerMessage,
 )
-from deltaci.protocol.routes import ROOT
 from deltaci.protocol.reports.rule_results import validation_verdict
+from deltaci.protocol.routes import ROOT
 from deltaci.server.follower import read_records
 from deltaci.storage.port import Begin, Store, Transaction, load_jobs
 
@@ -63,6 +63,7 @@ REPORTED_FIELDS: Final = (
     *("timings", "artifacts", "summary", "steps", "tests", "cost"),
     *("is_skipped", "verdicts", "head", "place"),
 )
+MAX_REMEMBERED: Final = 100_000
 MAX_REPORTED_TEXT: Final = 2000  # The length limit of a line in the protocol.
 
 
@@ -96,6 +97,8 @@ class MessageHandlers:
         self._read_failure_rules = read_failure_rules
         self._read_flaky_tests = read_flaky_tests
         self._fleet = fleet
+        # Attempts that were leased here and have no validation rules. If one is missing, its record is read instead.
+        self._without_rules: set[str] = set()
         self._waiters = ClaimWaiters(
             engine, store.commit_hints, limit, fleet.eligible_workers if fleet is not None else None
         )
@@ -199,6 +202,10 @@ class MessageHandlers:
     def _lease_granted(self, claimed_attempt: ClaimedAttempt) -> LeaseGranted:
         record = claimed_attempt.attempt
         spec, spec_ref = _spec_or_ref(record)
+        if spec is not None and not spec.rules:
+            if len(self._without_rules) >= MAX_REMEMBERED:
+                self._without_rules.clear()
+            self._without_rules.add(record.id)
         return LeaseGranted(
             lease_id=claimed_attempt.lease_id,
             job_id=record.job_id or record.id,
@@ -310,7 +317,12 @@ class MessageHandlers:
 
     async def _add_verdicts(self, commands: list[Command], messages: Sequence[RunnerMessage]) -> list[Command]:
         """Return the commands, each successful `Complete` with the verdict on its job's validation rules."""
-        succeeded = [command.id for command in commands if isinstance(command, attempt.Complete) and command.is_success]
+        succeeded: list[str] = []
+        for command, message in zip(commands, messages, strict=True):
+            if isinstance(message, Complete) and message.status == "SUCCEEDED":
+                if message.verdicts or command.id not in self._without_rules:
+                    succeeded.append(command.id)
+                self._without_rules.discard(command.id)
         if not succeeded:
             return commands
         attempts = {record.id: record for record in await self._store.find_all(succeeded)}
