@@ -20,7 +20,7 @@ _TEMPLATE: Final = re.compile(r"([^@]+)(?:@([0-9]{1,9}))?")
 
 
 def moment(text: str | None) -> datetime | None:
-    """A time: so long ago, like 90m, 2h or 3d; or a date with or without a time, UTC unless it says otherwise."""
+    """Parse a time: an age like 90m, 2h or 3d, or a date with or without a time, in UTC unless it names a zone."""
     if text is None:
         return None
     if found := _SPAN.fullmatch(text.strip()):
@@ -33,14 +33,14 @@ def moment(text: str | None) -> datetime | None:
 
 
 def seconds(text: str) -> int:
-    """A length of time like 90m, 2h or 30d."""
+    """Parse a duration like 90m, 2h or 30d."""
     if found := _SPAN.fullmatch(text.strip()):
         return int(found[1]) * _SECONDS[found[2]]
     raise ValueError(f"{text!r} is not a duration; expected e.g. 90m, 12h or 30d")
 
 
 def pairs(given: Iterable[str] | None) -> dict[str, str]:
-    """`NAME=VALUE`, any number of them."""
+    """Parse NAME=VALUE arguments. Raises `ValueError` for any other form and for a repeated name."""
     found: dict[str, str] = {}
     for each in given or ():
         name, sign, value = each.partition("=")
@@ -53,7 +53,7 @@ def pairs(given: Iterable[str] | None) -> dict[str, str]:
 
 
 def template(text: str) -> tuple[str, int | None]:
-    """`NAME` or `NAME@VERSION`."""
+    """Parse `NAME` or `NAME@VERSION`."""
     found = _TEMPLATE.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not a template name; expected NAME or NAME@VERSION")
@@ -61,7 +61,7 @@ def template(text: str) -> tuple[str, int | None]:
 
 
 def run_only(text: str) -> str:
-    """The id of a run."""
+    """Return the run id in a reference. Raises `ValueError` if it names a job."""
     [*_, name] = parse_refs(text)
     if name.job:
         raise ValueError(f"{text!r} names a job; expected a run: {name.run}")
@@ -69,7 +69,7 @@ def run_only(text: str) -> str:
 
 
 def in_a_run(text: str) -> tuple[RunRef, ...]:
-    """What may be meant by `RUN/JOB` or `RUN/JOB.N`."""
+    """Return the possible readings of `RUN/JOB` or `RUN/JOB.N`. Raises `ValueError` if it names only a run."""
     names = parse_refs(text)
     if not names[-1].job:
         raise ValueError(f"{text!r} names a run; expected one of its jobs: {text}/JOB, or an attempt: {text}/JOB.N")
@@ -77,7 +77,7 @@ def in_a_run(text: str) -> tuple[RunRef, ...]:
 
 
 def json_file(file: str) -> dict[str, Any]:
-    """The JSON object in a file, or on standard input for `-`."""
+    """Return the JSON object in a file, or on standard input for `-`."""
     if file == "-":
         read = sys.stdin.buffer.read(MAX_BODY_BYTES + 1)
     else:

@@ -20,17 +20,17 @@ _HARMLESS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@-]*")
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The ids of the newest runs."""
+    """Return the ids of the newest runs."""
     return _offered(ctx, incomplete, lambda client: (run.id for run in client.runs(limit=MOST).runs))
 
 
 def complete_workstream(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The ids of the newest workstreams."""
+    """Return the ids of the newest workstreams."""
     return _offered(ctx, incomplete, lambda client: (each.id for each in client.workstreams(limit=MOST).workstreams))
 
 
 def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The ids of the newest runs; behind a slash, the names of a run's jobs."""
+    """Return the ids of the newest runs, or after a slash the names of the run's jobs."""
     run_id, slash, _ = incomplete.partition("/")
     if not slash:
         return complete_run(ctx, incomplete)
@@ -40,22 +40,22 @@ def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_template(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The names of templates."""
+    """Return the names of templates."""
     return _offered(ctx, incomplete, lambda client: (each.name for each in client.templates(limit=MOST).templates))
 
 
 def complete_project(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The names of projects."""
+    """Return the names of projects."""
     return _offered(ctx, incomplete, lambda client: (each.name for each in client.projects(limit=MOST).projects))
 
 
 def complete_worker(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The names of workers."""
+    """Return the names of workers."""
     return _offered(ctx, incomplete, lambda client: (each.name for each in client.workers(limit=MOST).workers))
 
 
 def complete_key(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The ids of API keys."""
+    """Return the ids of API keys."""
     return _offered(ctx, incomplete, lambda client: (each.id for each in client.keys(limit=MOST).keys))
 
 
@@ -72,7 +72,7 @@ def _offered(ctx: typer.Context, incomplete: str, read: Callable[[Client], Itera
 
 @contextmanager
 def _bounded(seconds: float) -> Iterator[None]:
-    """Whatever the server does, the shell waits no longer."""
+    """Raise `TimeoutError` if the context takes longer than these seconds."""
 
     def ring(*_: Any) -> None:
         raise TimeoutError

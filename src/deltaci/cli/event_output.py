@@ -14,7 +14,10 @@ _SEVERITIES = {"warning": "yellow", "error": "red", "critical": "red"}
 
 
 def tell_event(session: CommandSession, event: api.Event, run_id: str = "") -> None:
-    """One event as a line; as text only those by which something changed. Of one run, without its id in every line."""
+    """Print an event as JSON, or as a line of text if it changed a state.
+
+    With `run_id`, the line leaves out the run's id.
+    """
     if session.is_json:
         session.print_json(event)
     elif event.from_ != event.to:
@@ -22,7 +25,7 @@ def tell_event(session: CommandSession, event: api.Event, run_id: str = "") -> N
 
 
 def event_line(event: api.Event, run_id: str = "") -> Text:
-    """When, what, from which state to which, why and by whom."""
+    """Return an event as a line: time, entity, states, trigger and actor."""
     at = datetime.fromisoformat(event.at).astimezone()
     line = Text(f"{at:%H:%M:%S} ", style="dim")
     line.append(f"{event.entity:<7} ", style="")
@@ -35,7 +38,7 @@ def event_line(event: api.Event, run_id: str = "") -> Text:
 
 
 def tell_outcome(run: api.RunWithJobs) -> None:
-    """How a run ended, and what kept it from succeeding."""
+    """Print the outcome of a run and the errors of its jobs."""
     out = console()
     line = Text(f"{safe(run.id)} ", style="bold") + status(run.status)
     if run.started_at is not None:

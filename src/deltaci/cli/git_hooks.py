@@ -60,7 +60,7 @@ class HookInstaller:
 
     @property
     def has_kept(self) -> bool:
-        """Whether there was a hook before."""
+        """Return whether an earlier hook was kept."""
         return self.kept.exists()
 
     def _hooks(self) -> Path:
@@ -76,7 +76,7 @@ class HookInstaller:
         return Path(result.stdout.decode().strip())
 
     def check(self, *, is_forced: bool) -> None:
-        """Refuse, before anything is made, where somebody else's hook would be in the way."""
+        """Raise `ValueError` if another hook exists and may not be kept."""
         if self.hook.exists() and not self._is_ours() and not is_forced:
             raise ValueError(f"a hook already exists: {self.hook}; use --force to keep it and call it first")
         if self.hook.exists() and not self._is_ours() and self.kept.exists():
@@ -89,7 +89,7 @@ class HookInstaller:
             return False
 
     def install(self, url: str, token: str, *, is_forced: bool) -> None:
-        """Write both files, each whole or not at all."""
+        """Write the hook and its configuration, each file atomically."""
         self.check(is_forced=is_forced)
         self.hooks.mkdir(parents=True, exist_ok=True)
         lines = [

@@ -49,7 +49,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 
 @contextmanager
 def failing(command: str) -> Iterator[None]:
-    """Whatever cannot be done is one sentence on stderr."""
+    """Print an error of a command as one line on stderr and exit."""
     try:
         yield
     except Refused as refused:
@@ -61,7 +61,7 @@ def failing(command: str) -> Iterator[None]:
 
 
 def state_folder(tree_root: Path) -> Path:
-    """Where all is kept that is made here; git never looks into it."""
+    """Return the folder for local data inside the repository, which git ignores. It is created if missing."""
     state = tree_root / STATE
     state.mkdir(exist_ok=True)
     ignore = state / ".gitignore"
@@ -71,7 +71,7 @@ def state_folder(tree_root: Path) -> Path:
 
 
 def opened(folder: Path) -> WorkingTree:
-    """This folder as a repository."""
+    """Return the working tree of a folder."""
     tree = WorkingTree(folder)
     tree.set_git_dir(state_folder(tree.root) / "here.git")
     return tree
@@ -88,7 +88,7 @@ def looked_at(
     jobs: Sequence[str] | None,
     matrix: Sequence[str] | None,
 ) -> LocalPlans:
-    """The plans of what is here, as it was asked for."""
+    """Return the plans of the working tree for these options."""
     request = PlanRequest(
         event=_event(event),
         inputs=_pairs("--input", inputs),
@@ -102,7 +102,7 @@ def looked_at(
 
 
 def tell_problems(each: PlannedPipeline) -> None:
-    """Every problem with its line."""
+    """Print each problem with its source line."""
     for problem in each.problems:
         print(format_with_source(problem, each.text))
 

@@ -17,7 +17,10 @@ NatsCredentialsOption = Annotated[str, typer.Option("--nats-credentials", help="
 
 
 def bus_address(url: str, credentials: str) -> NatsAddress | None:
-    """The address, checked; None without one. It may hold a password, so no child is to inherit it."""
+    """Return the validated address of NATS, or None without a URL.
+
+    Removes DELTACI_NATS from the environment: it may contain a password, which child processes must not inherit.
+    """
     os.environ.pop("DELTACI_NATS", None)
     if not url:
         return None

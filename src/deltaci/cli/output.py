@@ -45,29 +45,29 @@ class _PipeConsole(Console):
     """A Rich console that raises BrokenPipeError instead of exiting on a closed pipe."""
 
     def on_broken_pipe(self) -> None:
-        """Told where all other troubles are."""
+        """Raise BrokenPipeError, which is handled like other errors."""
         raise BrokenPipeError
 
 
 def console() -> Console:
-    """Where text is shown. Into a file or a pipe it goes without colours and without being cut to a terminal."""
+    """Return a console. Without a terminal it prints no colours and wide lines."""
     is_terminal = sys.stdout.isatty()
     return _PipeConsole(highlight=False, markup=False, emoji=False, width=None if is_terminal else PIPED_WIDTH)
 
 
 def safe(text: object, most: int = MAX_CELL) -> str:
-    """One line without escapes."""
+    """Return the text as one line without control sequences, of limited length."""
     return plain_line(str(text), most)
 
 
 def status(word: str) -> Text:
-    """A status with its colour, and with a sign for those who see none."""
+    """Return a status with its colour and symbol."""
     mark = MARKS.get(word, "")
     return Text(f"{mark} {safe(word)}".strip(), style=COLOURS.get(word.upper(), ""))
 
 
 def ago(moment: datetime | None, now: datetime | None = None) -> str:
-    """How long ago, or in how long."""
+    """Return how long ago a time is, or in how long it will be."""
     if moment is None:
         return ""
     seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
@@ -75,7 +75,7 @@ def ago(moment: datetime | None, now: datetime | None = None) -> str:
 
 
 def since(moment: datetime | None) -> str:
-    """The same for a table: only the largest unit."""
+    """Return how long ago a time is, in the largest unit only, for a table."""
     text = ago(moment)
     words = text.removesuffix(" ago").removeprefix("in ").split()
     if len(words) <= 2:
@@ -84,7 +84,7 @@ def since(moment: datetime | None) -> str:
 
 
 def span(seconds: float) -> str:
-    """A time as people say it: the largest unit, and the next one while it still matters."""
+    """Return a duration in its largest unit, and in the next smaller one while that matters."""
     for size, unit in _UNITS:
         if seconds >= size:
             whole, rest = divmod(int(seconds), size)
@@ -95,7 +95,7 @@ def span(seconds: float) -> str:
 
 
 def took(begun: datetime | None, ended: datetime | None) -> str:
-    """How long it took, or has taken so far."""
+    """Return how long something took, or has taken so far."""
     if begun is None:
         return ""
     return span(max(0.0, ((ended or datetime.now(UTC)) - begun).total_seconds()))
@@ -113,11 +113,11 @@ class TableOutput:
         self._rows: list[list[Text]] = []
 
     def add(self, *cells: object) -> None:
-        """One row. Texts are made safe here."""
+        """Add a row. Control sequences are removed from texts."""
         self._rows.append([_cell(each) for each in cells])
 
     def table(self) -> Table:
-        """As Rich shows it."""
+        """Return the table for Rich."""
         made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
         kept = []
         for number, name in enumerate(self._columns):
@@ -138,12 +138,12 @@ class TableOutput:
         return made
 
     def print(self, empty: str) -> None:
-        """The table; or a line that says that there is nothing."""
+        """Print the table, or the text `empty` if it has no rows."""
         show(self.table() if self._rows else empty)
 
 
 def show(*renderables: RenderableType) -> None:
-    """Print it. Where nobody looks, without the spaces at the end of lines by which Rich fills a terminal."""
+    """Print these objects. Without a terminal, remove the spaces with which Rich fills lines."""
     out = console()
     if out.is_terminal:
         out.print(*renderables)
@@ -161,7 +161,7 @@ def _cell(value: object) -> Text:
 
 
 def facts(pairs: Iterable[tuple[str, Any]]) -> Table:
-    """Names and values, aligned; without what is not there."""
+    """Return a table of names and values, without empty values."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False, show_edge=False)
     made.add_column(style="bold", no_wrap=True)
     made.add_column(overflow="fold")
@@ -172,7 +172,7 @@ def facts(pairs: Iterable[tuple[str, Any]]) -> Table:
 
 
 def about(run: api.Run) -> str:
-    """What a run is about, in a few words."""
+    """Return the title of a run, or else its template and version."""
     if run.title:
         return run.title
     return run.template and f"{run.template}@{run.template_version}"

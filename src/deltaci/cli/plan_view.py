@@ -10,7 +10,7 @@ from deltaci.cli.session import CommandSession
 
 
 def show_plan(session: CommandSession, run_id: str) -> None:
-    """The plan, with the reason for every job; or why there is none."""
+    """Print the plan of a run with the reason for every job, or the problems that prevented it."""
     plan = session.client.plan(run_id)
     if session.is_json:
         session.print_json(plan)
@@ -30,7 +30,7 @@ def show_plan(session: CommandSession, run_id: str) -> None:
 
 
 def _all(plan: api.Plan) -> list[api.JobChoice]:
-    """Of a run that was not planned from a file: everything."""
+    """Return a choice without a reason for each job of a plan that was not made from a file."""
     return [
         api.JobChoice(name=job.name, job=job.name, is_kept=True, code="asked", reason="", path="") for job in plan.jobs
     ]

@@ -83,23 +83,23 @@ class LazyCommands(TyperGroup):
     """A Typer group that imports the module of a command only when the command is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Their names, in the order in which people meet them."""
+        """Return the names of all commands in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A line of the list, or none."""
+        """Return a stand-in for a command with its help line, or None for an unknown command."""
         entry = COMMANDS.get(cmd_name)
         return entry and TyperCommand(cmd_name, help=entry.line, rich_help_panel=entry.panel)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is called."""
+        """Return the command that the arguments name, after importing it."""
         if args and args[0] in COMMANDS:
             return args[0], loaded(args[0]), args[1:]
         return super().resolve_command(ctx, args)
 
 
 def loaded(name: str) -> Any:
-    """The command itself."""
+    """Import the module of a command and return the command."""
     found = get_command(import_module(f"deltaci.cli.commands.{COMMANDS[name].module}").app)
     # A module with several commands is a group of them, unless it is one in its own right.
     found = getattr(found, "commands", {}).get(name) or found

@@ -31,23 +31,23 @@ class LineOutput:
         self._width = 0
 
     def expect(self, names: Iterable[str]) -> None:
-        """These jobs will come."""
+        """Set the names of the jobs to come, which determine the width of a column."""
         self._width = max((len(name) for name in names), default=0)
 
     def job_changed(self, job: Job, tail: list[str]) -> None:
-        """A job is in another state."""
+        """Print the job's new state, and after a failure the end of its output."""
         if line := told(job, self._width):
             self._out.print(line, soft_wrap=True)
             if not self._is_chatty and tail:
                 print_tail(self._out, tail)
 
     def step_started(self, name: str, step: str) -> None:
-        """A step begins."""
+        """Print the name of the step if `is_chatty`."""
         if self._is_chatty:
             self._out.print(Text(f"{safe(name):<{self._width}} ▸ {safe(step)}", style="bold"), soft_wrap=True)
 
     def output_line(self, name: str, line: str) -> None:
-        """A job said something."""
+        """Print a line of a job's output if `is_chatty`."""
         if self._is_chatty:
             self._out.print(
                 Text(f"{safe(name):<{self._width}} │ ", style="dim").append(line, style="not dim"), soft_wrap=True
@@ -73,12 +73,12 @@ class LiveBoard:
         self._width = 0
 
     def expect(self, names: Iterable[str]) -> None:
-        """These jobs will come."""
+        """Set the names of the jobs to come."""
         self._names = list(names)
         self._width = max((len(name) for name in self._names), default=0)
 
     def job_changed(self, job: Job, tail: list[str]) -> None:
-        """A job is in another state."""
+        """Update the job in the table. Print its outcome when it has ended."""
         name = job.spec.name
         self._jobs[name] = job
         if is_under_way(job):
@@ -89,11 +89,11 @@ class LiveBoard:
                 print_tail(self._out, tail)
 
     def step_started(self, name: str, step: str) -> None:
-        """A step begins."""
+        """Show the step beside its job."""
         self._steps[name], self._words[name] = step, ""
 
     def output_line(self, name: str, line: str) -> None:
-        """A job said something."""
+        """Show the line beside its job."""
         if line.strip():
             self._words[name] = line
 
@@ -128,17 +128,17 @@ class LiveBoard:
 
 
 def is_over(record: Job) -> bool:
-    """Whether nothing more happens to it."""
+    """Return whether the job has ended."""
     return record.state in job.TERMINAL
 
 
 def is_under_way(record: Job) -> bool:
-    """Whether a runner has it."""
+    """Return whether a runner executes the job."""
     return record.started_at > 0 and not is_over(record)
 
 
 def told(record: Job, width: int) -> Text | None:
-    """A change as a line; nothing for one that says nothing new."""
+    """Return a line about the job's present state, or None if there is nothing new to print."""
     word = step_status(record)
     line = Text(f"{MARKS.get(word, ' ')} ", style=COLOURS.get(word, "")).append(
         f"{safe(record.spec.name):<{width}}", style="not dim bold"
@@ -166,7 +166,7 @@ REASONS: Final = {
 
 
 def print_tail(out: Console, tail: list[str]) -> None:
-    """The last that a job said."""
+    """Print the last lines of a job's output."""
     for line in tail[-TAIL_SHOWN:]:
         out.print(Text("    │ ", style="dim").append(line, style="not dim"), soft_wrap=True)
 

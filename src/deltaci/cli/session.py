@@ -96,7 +96,7 @@ _SHARED: Final[dict[str, tuple[Any, Any]]] = {
 
 
 def shared_options() -> frozenset[str]:
-    """The names of the options that every command has which asks a server."""
+    """Return the names of the options of every command that talks to a server."""
     return frozenset(_SHARED)
 
 
@@ -112,7 +112,7 @@ class CommandSession:
         self.is_json = is_json
 
     def print_json(self, value: Any) -> None:
-        """One JSON document, on one line."""
+        """Print a value as one JSON document on one line."""
         print(msgspec.json.encode(value).decode(), flush=True)
 
 
@@ -120,7 +120,7 @@ class SharedOptionsGroup(TyperGroup):
     """A group that calls its first command if none is given: `deltaci workers` is `deltaci workers list`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the name of the command there."""
+        """Insert the name of the first command if the arguments name none."""
         asks_for_help = bool(args) and args[0] in ctx.help_option_names
         if not asks_for_help and (not args or args[0].startswith("-")):
             args = [next(iter(self.commands)), *args]
@@ -128,7 +128,7 @@ class SharedOptionsGroup(TyperGroup):
 
 
 def command(app: typer.Typer, name: str) -> Callable[[Callable[Concatenate[CommandSession, P], None]], None]:
-    """Make a function a command that asks a server: it gets a session, and its caller the options for that."""
+    """Return a decorator that adds a command to `app`. It adds the shared options and passes a session."""
 
     group = app.info.name
     whole = f"{group} {name}" if isinstance(group, str) else name
@@ -156,7 +156,7 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[Concatenate[Comma
 
 @contextmanager
 def reported(name: str) -> Iterator[None]:
-    """What goes wrong is one or two lines and an exit code, never a traceback."""
+    """Print an error of a command as one line and exit with its code, instead of a traceback."""
     try:
         yield
     except ApiError as error:
@@ -178,34 +178,37 @@ def reported(name: str) -> Iterator[None]:
 
 
 def _forget_output() -> None:
-    """Nobody reads it any more; what is left of it must not be complained about at the very end."""
+    """Discard further output, because its reader has closed the pipe."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(name: str, message: str, code: int) -> NoReturn:
-    """Say what is wrong, and leave."""
+    """Print the error message and exit with this code."""
     print(f"deltaci {name}: {plain_line(message, MAX_SHOWN)}", file=sys.stderr)
     raise typer.Exit(code)
 
 
 def leave_by(run: api.Run) -> NoReturn:
-    """The exit code that the outcome of a run deserves."""
+    """Exit with the code for the outcome of a run."""
     raise typer.Exit(GOOD if is_good(run) else BAD)
 
 
 def quick_client(given: Mapping[str, Any], seconds: float) -> Client:
-    """A client that gives up soon, for shell completion; `given` is what the command line says so far."""
+    """Return a client without retries and with a short timeout, for shell completion.
+
+    `given` are the options on the command line so far.
+    """
     return _client(given, Patience(give_up_seconds=0), seconds)
 
 
 def patient_client(given: Mapping[str, Any]) -> Client:
-    """A client as every command has it; `given` is what its shared options say."""
+    """Return a client with the usual retries. `given` are the shared options."""
     return _client(given, Patience(give_up_seconds=PATIENCE_SECONDS), ANSWER_SECONDS)
 
 
 def person() -> str:
-    """Who sits here, as events name it."""
+    """Return the name of the user who runs the command."""
     return _person()
 
 
@@ -217,7 +220,7 @@ def _client(given: Mapping[str, Any], patience: Patience, seconds: float) -> Cli
 
 
 def _key(file: Path | None, data: Path | None, tenant: str, server: str) -> Key:
-    """From the file, the variable, or signed with the key of the server whose folder this is."""
+    """Return the API key in the file or environment, else tokens signed with the key of the server's data folder."""
     if file is not None:
         return server_address.key_in(file)
     if given := server_address.checked_key(os.environ.get(server_address.KEY_VARIABLE, "")):
@@ -251,7 +254,7 @@ class _OperatorTokens:
 
 
 def _person() -> str:
-    """Who sits here, if that can be a person's name."""
+    """Return the user's name, or a default if it is not a valid name of a person."""
     try:
         name = os.environ.get("USER") or getpass.getuser()
     except (KeyError, OSError):

@@ -35,18 +35,18 @@ class RepositoryFiles(Mapping[str, str]):
 
 
 def repository_of(path: Path) -> Path:
-    """The repository that a workflow is in: what holds `.github`; of any other file, its own folder."""
+    """Return the folder that contains `.github` for a workflow in it, else the folder of the file."""
     folder = path.resolve().parent
     return folder.parent.parent if folder.as_posix().endswith(f"/{WORKFLOW_FOLDER}") else folder
 
 
 def read_workflow(content: bytes, name: str) -> ParsedWorkflow:
-    """What a workflow says, with the actions that are beside it on disk."""
+    """Parse a workflow with the local actions that it uses."""
     return parse_workflow(content, name, RepositoryFiles(repository_of(Path(name))))
 
 
 def workflows_in(folder: Path) -> list[Path]:
-    """The workflows of a repository, or of a folder with nothing but workflows, in order."""
+    """Return the workflow files of a repository, or of a folder of workflow files, sorted by path."""
     inside = folder / WORKFLOW_FOLDER
     where = inside if inside.is_dir() else folder
     return sorted(path for path in where.iterdir() if path.suffix in SUFFIXES and path.is_file())

@@ -21,13 +21,13 @@ MAX_WALKED_FOLDERS: Final = 50_000
 
 
 def files_of(folder: Path) -> list[str]:
-    """The paths of all files, from the folder on."""
+    """Return the paths of the files in a folder."""
     listed = _known_to_git(folder)
     return _walked(folder) if listed is None else listed
 
 
 def _known_to_git(folder: Path) -> list[str] | None:
-    """What git tracks, and what it would if it were added; nothing, if this is not git's or there is no git."""
+    """Return the tracked files and those that git would add, or None outside of a repository or without git."""
     command = ["-c", "core.fsmonitor=false", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         result = run_in_user_repository(command, folder, GIT_SECONDS)
@@ -52,12 +52,12 @@ def _walked(folder: Path) -> list[str]:
 
 
 def _is_broken(name: str) -> bool:
-    """Whether a name is not UTF-8: nothing can be said about such a file."""
+    """Return whether a file name is not valid UTF-8."""
     return any("\udc80" <= char <= "\udcff" for char in name)
 
 
 def text_of(folder: Path, path: str) -> str | None:
-    """What a file says, if it is a plain file inside the folder, is text, and is not too large."""
+    """Return the text of a file, or None if it is not a regular UTF-8 file inside the folder or is too large."""
     whole = folder / path
     try:
         if not whole.resolve().is_relative_to(folder.resolve()) or not stat.S_ISREG(whole.stat().st_mode):

@@ -49,17 +49,17 @@ _NOUNS: Final = {JOB: "task", RUN: "workstream"}
 
 
 def stated(state: str) -> Text:
-    """A state with its colour, and with a sign for those who see none."""
+    """Return a state with its colour and symbol."""
     return Text(f"{MARKS.get(state, '')} {safe(state)}".strip(), style=COLOURS.get(state, ""))
 
 
 def short(commit: str) -> str:
-    """A commit as people write it."""
+    """Return the abbreviated hash of a commit."""
     return commit[:COMMIT_CHARS]
 
 
 def workstream_shown(found: wire.Workstream) -> RenderableType:
-    """All of it."""
+    """Return the properties of a workstream and the table of its tasks."""
     counts = ", ".join(f"{count} {state}" for state, count in found.counts.items())
     begins = f" at {short(found.base_commit)}" if found.base_commit else ""
     is_plain = found.derived_state == found.state or found.ended_at is not None
@@ -102,13 +102,13 @@ def workstream_shown(found: wire.Workstream) -> RenderableType:
 
 
 def _trees(found: wire.Workstream) -> list[str]:
-    """Where to look: at the trees of what failed, else at the last one."""
+    """Return the paths of the worktrees of failed tasks, or else of the workstream."""
     failed = [task.worktree_path for task in found.tasks if task.last_error is not None and task.worktree_path]
     return list(dict.fromkeys(failed)) or ([found.worktree_path] if found.worktree_path else [])
 
 
 def outcome_told(found: wire.Workstream) -> RenderableType:
-    """How it ended, and what kept it from being completed."""
+    """Return the outcome of a workstream, with the errors of its tasks and the state of its merge."""
     took = f" in {span(found.seconds)}" if found.seconds is not None else ""
     reason = f" ({safe(found.reason)})" if found.reason else ""
     lines = [Text(f"{safe(found.name)} ", style="bold") + stated(found.state) + Text(f"{took}{reason}")]
@@ -156,7 +156,7 @@ def _rules(failed: Iterable[wire.FailedRule]) -> list[str]:
 
 
 def note(task: wire.WorkstreamTask, every: Iterable[wire.WorkstreamTask]) -> str:
-    """What somebody who looks at the task would ask next: why it failed, or what it waits for."""
+    """Return a short explanation of a task: why it failed, or what it waits for."""
     if task.completed_at is not None:
         error = task.last_error
         if error is None:
@@ -182,7 +182,7 @@ def _has_tree(task: wire.WorkstreamTask) -> bool:
 
 
 def event_told(event: api.Event, id: str) -> Text | None:
-    """A change of the workstream or of a task as a line, in their words; nothing for what changes neither."""
+    """Return a change of the workstream or of a task as a line, or None for any other event."""
     view = _VIEWS.get(event.entity)
     if view is None:
         return None
@@ -201,7 +201,7 @@ def event_told(event: api.Event, id: str) -> Text | None:
 
 
 def queue_shown(queue: wire.MergeQueue) -> RenderableType:
-    """One queue: who waits, and which of them are tested together."""
+    """Return a merge queue as a table of its entries, followed by its batches and splits."""
     rows = TableOutput("#", "WORKSTREAM", "METHOD", "HEAD", "~BATCH", "WAITS", "~TITLE", "~NOTE")
     for each in queue.entries:
         waits, number = ago(each.since).removesuffix(" ago"), str(each.batch or "")
