@@ -31,18 +31,22 @@ SECONDS = 10.0
 ADDRESSES = 0x10 | 0x100  # What the kernel tells of them: IPv4, IPv6.
 BYTES = 20_000
 
+# A thread for each connection: one that was cut off never ends at this end, and must not block the next.
 ECHO = """
-import socket, sys
+import socket, sys, threading
+
+def echo(connection):
+    with connection:
+        try:
+            while data := connection.recv(65536):
+                connection.sendall(data)
+        except OSError:
+            pass
+
 server = socket.create_server((sys.argv[1], 0))
 print(server.getsockname()[1], flush=True)
 while True:
-    line, _ = server.accept()
-    with line:
-        try:
-            while data := line.recv(65536):
-                line.sendall(data)
-        except OSError:
-            pass
+    threading.Thread(target=echo, args=server.accept()[:1], daemon=True).start()
 """
 ASK = """
 import socket, sys, time
@@ -148,8 +152,8 @@ def test_disorder_is_survived_by_tcp(net: Net) -> None:
     for way in (net.cable.to_server, net.cable.to_runner):
         way.loss, way.duplication, way.jitter_seconds = 0.05, 0.3, 0.02
 
-    # A first packet that is lost is sent again after a second, and then after two more.
-    assert net.ask(patience=15)[0] == "heard"
+    # A lost packet is sent again after a second, then after two, four, …; on a busy machine the cable is slow, too.
+    assert net.ask(patience=60)[0] == "heard"
 
 
 def test_nothing_is_left_of_a_cable() -> None:

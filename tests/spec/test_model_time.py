@@ -89,9 +89,13 @@ def test_every_layer_by_itself_withstands_a_clock_that_goes_backwards() -> None:
 
 @pytest.mark.proves("MOD-4")
 def test_nothing_that_a_runner_can_say_is_a_time_that_counts() -> None:
-    """A runner whose clock is wrong could otherwise keep a job forever, or lose it at once."""
+    """A runner whose clock is wrong could otherwise keep a job forever, or lose it at once.
+
+    `sent_at` only orders the progress that is shown; see the tests of heartbeats.
+    """
     fields = {"id", "actor", "request_id", "expected_rev", "lease", "tenant"}
     fields |= {"is_success", "exit_code", "result", "report", "facts", "rules", "verdict", "progress"}
+    fields |= {"sequence_no", "sent_at"}
     messages = [kind for kind in attempt.MACHINE.commands if issubclass(kind, attempt.LeasedCommand)]
 
     assert len(messages) == 8

@@ -94,9 +94,8 @@ class Attempt(Record, frozen=True, kw_only=True):
     verdict: Verdict | None = None  # The result of the runner's validation rules, if the attempt succeeded.
     progress: Any = None  # The runner's latest report under the live or ended lease.
     avoid: tuple[str, ...] = ()  # Workers on which the job failed or was lost: others are preferred.
-    exit_code: int | None = (
-        None  # The exit code of the accepted result, by which a repeat of that result is recognised.
-    )
+    exit_code: int | None = None  # Of the accepted result, to recognise a repeat of that result.
+    progress_at: int = 0  # When the progress was reported, by the runner's clock.
 
     @property
     def times_out_at(self) -> int:
@@ -148,8 +147,14 @@ class Extend(LeasedCommand, frozen=True, kw_only=True):
 
 
 class Heartbeat(LeasedCommand, frozen=True, kw_only=True):
-    """Renew the lease of a running attempt: the heartbeat of document 001. `progress` is stored only for display."""
+    """Renew the lease of a running attempt: the heartbeat of document 001. `progress` is stored only for display.
 
+    A heartbeat whose `sequence_no` is not above those before it under its lease changes nothing. Without a number, it
+    always renews the lease, and `sent_at`, a time of the runner's clock, orders only the progress.
+    """
+
+    sequence_no: int | None = None
+    sent_at: int = 0
     progress: Any = None
 
 
@@ -304,7 +309,8 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Transition:
             "expires_at": granted_lease.expires_at,
         },
     }
-    return LEASED, {"lease": granted_lease, "claims": number, "started_at": 0, "progress": None}, metadata
+    changes = {"lease": granted_lease, "claims": number, "started_at": 0, "progress": None, "progress_at": 0}
+    return LEASED, changes, metadata
 
 
 def _ack(attempt: Attempt, command: Ack, at: int) -> Transition:
@@ -328,7 +334,14 @@ def _renew(attempt: Attempt, command: LeasedCommand, at: int) -> Transition:
 
 def _heartbeat(attempt: Attempt, command: Heartbeat, at: int) -> Transition:
     state, changes, metadata = _renew(attempt, command, at)
-    return state, changes if command.progress is None else {**changes, "progress": command.progress}, metadata
+    is_latest = attempt.progress is None or command.sent_at >= attempt.progress_at
+    if command.sequence_no is not None:
+        is_latest = True
+        changes["lease"] = msgspec.structs.replace(changes["lease"], last_heartbeat_no=command.sequence_no)
+        metadata["sequence_no"] = command.sequence_no
+    if command.progress is not None and is_latest:
+        changes.update(progress=command.progress, progress_at=command.sent_at)
+    return state, changes, metadata
 
 
 def _begin_upload(attempt: Attempt, command: BeginUpload, at: int) -> Transition:
@@ -638,7 +651,15 @@ def decide(attempt: Attempt, command: Command, at: int, events: list[Event]) -> 
             return attempt
         at = at if at > attempt.updated_at else attempt.updated_at
         lease.check_fence(attempt.lease, attempt.ended_lease, command.lease, worker_id, at)
+        if type(command) is Heartbeat and _is_late(attempt, command):
+            return attempt
     return MACHINE.decide(attempt, command, at, events)
+
+
+def _is_late(attempt: Attempt, heartbeat: Heartbeat) -> bool:
+    """Return whether this heartbeat, or a later one, was applied under the live lease."""
+    number, live_lease = heartbeat.sequence_no, attempt.lease
+    return number is not None and live_lease is not None and number <= live_lease.last_heartbeat_no
 
 
 def _was_result_applied(attempt: Attempt, command: LeasedCommand, worker_id: str) -> bool:

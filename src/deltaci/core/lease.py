@@ -47,6 +47,7 @@ class Lease(Stateful, frozen=True, kw_only=True):
     accept_by: int
     expires_at: int
     salt: str = ""
+    last_heartbeat_no: int = -1  # The highest number of a heartbeat under this lease.
 
 
 class Grant(Command, frozen=True, kw_only=True):

@@ -160,7 +160,11 @@ class FromRunner(Strict, frozen=True, kw_only=True, tag_field="type", tag="FromR
     lease_id: Annotated[Secret, doc("the lease that the message is about: a secret")]
     runner_id: Annotated[Name, doc("the sender")]
     sequence_no: Annotated[
-        Count | None, doc("extension: a number that the runner may give its messages; the server ignores it")
+        Count | None,
+        doc(
+            "extension: a number that grows with each message of this type under the lease; a heartbeat whose number "
+            "is not above the highest so far changes nothing"
+        ),
     ] = None
 
 

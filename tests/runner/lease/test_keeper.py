@@ -32,14 +32,16 @@ class HangingClient(RunnerClient):
         super().__init__("http://127.0.0.1:1")
         self.was_called = threading.Event()
         self.answer = threading.Event()
+        self.sent: list[RunnerMessage] = []
 
-    def send_batch(self, said: Sequence[RunnerMessage], timeout: float) -> list[ServerMessage | Problem]:
+    def send_batch(self, messages: Sequence[RunnerMessage], timeout: float) -> list[ServerMessage | Problem]:
         """Hang, whatever the timeout is, as with an unreachable name server."""
+        self.sent += messages
         self.was_called.set()
         assert self.answer.wait(SECONDS)
         return [
             HeartbeatAck(lease_id=heartbeat.lease_id, extend_lease=True, new_lease_ttl_seconds=TTL_SECONDS)
-            for heartbeat in said
+            for heartbeat in messages
         ]
 
 
@@ -113,6 +115,25 @@ def test_an_answer_extends_the_lease_from_the_time_of_sending(bench: KeeperBench
 
     assert bench.events[-1] == Confirmed(lease_id="l1", until=1.0 + DEADLINE)
     bench.close()
+
+
+@pytest.mark.proves("ORC-I4")
+def test_the_numbers_of_heartbeats_grow_from_one_keeper_to_the_next(bench: KeeperBench) -> None:
+    """They come from the boot clock of the machine, and grow even while that stands still."""
+    successor = KeeperBench()
+    for keeper, start in ((bench, 1.0), (successor, 2.0)):
+        keeper.hold()
+        keeper.advance_to(start)
+        keeper.answer()
+        keeper.hold("l2", confirmed_at=start, interval=0)
+        keeper.advance_to(start)
+        keeper.answer()
+        keeper.close()
+
+    numbers = [message.sequence_no or 0 for keeper in (bench, successor) for message in keeper.clients[0].sent]
+
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) >= 4
 
 
 def test_the_start_of_the_steps_is_reported_early(bench: KeeperBench) -> None:

@@ -231,6 +231,48 @@ async def test_how_far_the_runner_is_is_kept_for_people(site: OpenSite, make: Ma
         assert (await record(again)).progress is None
 
 
+@pytest.mark.proves("ORC-I2", "ORC-I4")
+@BOTH
+@on_loop
+async def test_a_heartbeat_that_arrives_after_a_later_one_changes_nothing(site: OpenSite, make: Make) -> None:
+    """It is answered like a repeat: the time that is left does not grow, and the progress does not go back."""
+    async with site() as here:
+        held = await make(here)
+        await held.send("AckLease")
+        await held.send("Heartbeat", sequence_no=7, progress={"percent": 50})
+        before = (await record(held), await here.server.store.last_seq())
+        here.backend.after(60)
+
+        late = await held.send("Heartbeat", sequence_no=6, progress={"percent": 10})
+        repeat = await held.send("Heartbeat", sequence_no=7, progress={"percent": 10})
+
+        assert late.body["extend_lease"]
+        assert repeat.body["extend_lease"]
+        assert late.body["new_lease_ttl_seconds"] <= 60
+        assert (await record(held), await here.server.store.last_seq()) == before
+        await held.send("Heartbeat", sequence_no=8)
+        assert (await record(held)).progress == {"percent": 50}
+
+
+@pytest.mark.proves("ORC-I4")
+@BOTH
+@on_loop
+async def test_without_numbers_every_heartbeat_renews_and_times_order_the_progress(site: OpenSite, make: Make) -> None:
+    """The schema of document 001 has no number, and a runner's clock is not trusted with a lease."""
+    async with site() as here:
+        held = await make(here)
+        await held.send("AckLease")
+        await held.send("Heartbeat", ts="2026-01-04T08:00:50Z", progress={"percent": 50})
+        here.backend.after(100)
+
+        late = await held.send("Heartbeat", ts="2026-01-04T08:00:10Z", progress={"percent": 10})
+
+        assert late.body["new_lease_ttl_seconds"] == 120
+        assert (await record(held)).progress == {"percent": 50}
+        await held.send("Heartbeat", ts="2026-01-04T08:00:50Z", progress={"percent": 60})
+        assert (await record(held)).progress == {"percent": 60}
+
+
 @pytest.mark.proves("PRO-M2", "PRO-M3", "PRO-M4", "PRO-M5", "PRO-M6")
 @BOTH
 @on_loop

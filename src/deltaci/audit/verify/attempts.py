@@ -415,6 +415,24 @@ def check_claimable(
     attempt.started_at = EPOCH
 
 
+def check_heartbeat_order(
+    verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
+) -> None:
+    """Report a heartbeat whose number is not above that of every earlier heartbeat under the same lease."""
+    if event.to == core_attempt.LEASED:
+        attempt.heartbeat_no = -1
+    number = metadata.sequence_no
+    if number is None:
+        return
+    if number <= attempt.heartbeat_no:
+        verifier.flag(
+            "ORC-I4",
+            f"attempt {attempt.id} has heartbeat {number} after heartbeat {attempt.heartbeat_no} of the same lease",
+            "no event: a late heartbeat changes nothing",
+        )
+    attempt.heartbeat_no = max(number, attempt.heartbeat_no)
+
+
 def record_start(
     _verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
@@ -562,8 +580,8 @@ def check_canceled(
             )
 
 
-_COMMON: Final = (check_owner, check_no_claim, check_lease, check_request_id, check_verdict)
-_CLAIM: Final = (check_owner, check_claim, check_lease, check_request_id, check_verdict)
+_COMMON: Final = (check_owner, check_no_claim, check_lease, check_heartbeat_order, check_request_id, check_verdict)
+_CLAIM: Final = (check_owner, check_claim, check_lease, check_heartbeat_order, check_request_id, check_verdict)
 CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     core_attempt.QUEUED: (*_COMMON, check_created, check_requeued),
     core_attempt.LEASED: (*_CLAIM, check_claimable),

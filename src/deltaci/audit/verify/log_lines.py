@@ -147,6 +147,7 @@ class AttemptMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=Fa
     cancel_by: Timestamp | None = None
     verdict: VerdictMetadata | None = None
     is_forced: bool | None = None
+    sequence_no: Count | None = None
 
 
 class WorkerMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=False):

@@ -132,6 +132,7 @@ class TrackedAttempt(TrackedEntity):
     error: FailureMetadata | None = None
     verdict: VerdictMetadata | None = None
     recent_requests: tuple[tuple[str, str, datetime], ...] = ()
+    heartbeat_no: int = -1  # The highest number of a heartbeat under the latest lease.
 
     @property
     def has_failed_verdict(self) -> bool:

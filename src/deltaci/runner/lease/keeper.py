@@ -188,6 +188,7 @@ class LeaseKeeper:
         self._sender = start_sender(connect())
         self._awaiting_answer: list[_LeaseState] = []  # The leases in the batch that is being sent.
         self._sent_at = self._answer_deadline = 0.0
+        self._sequence_no = 0
         self._timeout_seconds = MIN_CALL_SECONDS
 
     def fileno(self) -> int:
@@ -268,10 +269,13 @@ class LeaseKeeper:
         timeout = max(0.2, min(timeout_seconds, MAX_CALL_SECONDS, seconds_left))
         self._answer_deadline = self._sent_at + timeout
         sent_at = self._now()
+        # From the clock, so that the numbers also grow from one keeper of this machine to the next.
+        self._sequence_no = max(self._sequence_no + 1, int(self._clock() * 1000))
         heartbeats = [
             Heartbeat(
                 lease_id=lease.command.lease_id,
                 runner_id=lease.command.runner_id,
+                sequence_no=self._sequence_no,
                 ts=sent_at,
                 progress=lease.command.progress,
                 log_cursor=LogCursor(bytes_sent=lease.command.bytes_sent),

@@ -20,7 +20,7 @@ from deltaci.core.errors import Refused, StaleLease
 from deltaci.core.events import worker_actor
 from deltaci.core.failures import Facts, FailureRule
 from deltaci.core.flaky import failed_tests, job_name
-from deltaci.core.instants import SECOND
+from deltaci.core.instants import SECOND, from_datetime
 from deltaci.core.job import Job
 from deltaci.core.json_values import json_copy, short_repr
 from deltaci.core.machine import Command, Record
@@ -418,7 +418,10 @@ def _to_command(runner: Runner, message: RunnerMessage) -> Command:
         case AckLease():
             return attempt.Ack(**fields)
         case Heartbeat():
-            return attempt.Heartbeat(**fields, progress=_progress(message))
+            sent_at = from_datetime(message.ts)
+            return attempt.Heartbeat(
+                **fields, progress=_progress(message), sequence_no=message.sequence_no, sent_at=sent_at
+            )
         case CancelAck():
             return attempt.CancelAck(**fields, report=_report(message))
         case Complete():

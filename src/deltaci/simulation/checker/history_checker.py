@@ -49,6 +49,7 @@ INVARIANTS: Final = {
     "revived": "no message counts under a lease that has ended",
     "shortened": "no lease is shortened",
     "accept-window": "a lease is revoked as not accepted only after its accept window, and only if it was not accepted",
+    "heartbeats": "under one lease, a heartbeat that was sent before an applied one changes nothing",
     "fence": "only the holder of the live lease changes an attempt",
     "fence-gap": "an attempt is not claimed before its last holder must have stopped",
     "labels": "a worker gets only what it has the labels for",

@@ -130,6 +130,13 @@ class LeaseChecker:
             if claims != attempt.claims + 1:
                 raise Violation("token", f"{subject} is claim {claims} after {attempt.claims}")
             attempt.claims = claims
+        if event.to == "LEASED":
+            attempt.heartbeat_no = -1
+        number = event.metadata.get("sequence_no")
+        if number is not None:
+            if number <= attempt.heartbeat_no:
+                raise Violation("heartbeats", f"{subject} is heartbeat {number} after {attempt.heartbeat_no}")
+            attempt.heartbeat_no = number
 
     @staticmethod
     def _check_fence(subject: str, event: LogEvent, lease_before: Lease | None) -> None:

@@ -123,6 +123,7 @@ class TrackedAttempt(TrackedEntity):
         "claims",
         "error",
         "fence_until",
+        "heartbeat_no",
         "index",
         "job_id",
         "labels",
@@ -147,6 +148,7 @@ class TrackedAttempt(TrackedEntity):
         self.timeout_us = self.started_at = self.cancel_by = 0
         self.max_lost_leases = self.lost_leases = self.claims = 0
         self.lease: Lease | None = None
+        self.heartbeat_no = -1  # The highest number of a heartbeat under that lease.
         self.avoided_workers: tuple[str, ...] = ()  # The job's `lost_by_workers` when the lease was granted.
         self.stale_reason = ""
         self.error: dict[str, Any] = {}
