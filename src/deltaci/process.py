@@ -146,27 +146,27 @@ class _Program:
         assert process.stdout is not None
         assert process.stderr is not None
         unwritten_input = memoryview(self._input) if isinstance(self._input, bytes) else memoryview(b"")
-        with selectors.DefaultSelector() as pipes:
-            pipes.register(process.stdout, selectors.EVENT_READ, self._stdout)
-            pipes.register(process.stderr, selectors.EVENT_READ, self._stderr)
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ, self._stdout)
+            selector.register(process.stderr, selectors.EVENT_READ, self._stderr)
             if process.stdin is not None:
                 os.set_blocking(process.stdin.fileno(), False)
-                pipes.register(process.stdin, selectors.EVENT_WRITE)
-            while pipes.get_map():
+                selector.register(process.stdin, selectors.EVENT_WRITE)
+            while selector.get_map():
                 wait_seconds = deadline - time.monotonic()
-                ready_pipes = pipes.select(wait_seconds) if wait_seconds > 0 else []
+                ready_pipes = selector.select(wait_seconds) if wait_seconds > 0 else []
                 if not ready_pipes:
                     raise ProcessTimeoutError
                 for selector_key, _ in ready_pipes:
                     if selector_key.fileobj is process.stdin:
                         unwritten_input = _write_chunk(selector_key.fd, unwritten_input)
                         if not unwritten_input:
-                            pipes.unregister(process.stdin)
+                            selector.unregister(process.stdin)
                             process.stdin.close()
                     elif chunk := os.read(selector_key.fd, READ_BYTES):
                         selector_key.data.extend(chunk)
                     else:
-                        pipes.unregister(selector_key.fileobj)
+                        selector.unregister(selector_key.fileobj)
                 del self._stderr[: -self._max_error_bytes]
                 if len(self._stdout) > self._max_output_bytes:
                     del self._stdout[self._max_output_bytes :]

@@ -94,16 +94,16 @@ class Heartbeats:
             (self._published, limits.unresponsive_after),
             (self._last_seen, limits.shut_down_after),
         ):
-            for key in [key for key, at in times_by_worker.items() if at <= now - max_age]:
+            for key in [key for key, seen_at in times_by_worker.items() if seen_at <= now - max_age]:
                 del times_by_worker[key]
-            for key in [key for key, at in times_by_worker.items() if at > now]:
+            for key in [key for key, seen_at in times_by_worker.items() if seen_at > now]:
                 times_by_worker[key] = now  # The store's clock went back.
 
     async def _write(self) -> None:
         names_by_group: dict[tuple[int, str], list[str]] = {}
-        for (tenant, name), at in self._published.items():
-            names_by_group.setdefault((at, tenant), []).append(name)
-        body = _encode([SeenWorkers(at, tenant, names) for (at, tenant), names in names_by_group.items()])
+        for (tenant, name), seen_at in self._published.items():
+            names_by_group.setdefault((seen_at, tenant), []).append(name)
+        body = _encode([SeenWorkers(seen_at, tenant, names) for (seen_at, tenant), names in names_by_group.items()])
         try:
             await self._put(body)
         except Conflict:

@@ -110,22 +110,28 @@ class Fleet:
         for event in events:
             if event.entity != WORKER:
                 continue
-            cached = self._workers.get((event.tenant, worker_name(event.entity_id)))
-            if event.trigger not in SELF_CONTAINED_TRIGGERS or cached is None or cached.id != event.entity_id:
+            cached_record = self._workers.get((event.tenant, worker_name(event.entity_id)))
+            if (
+                event.trigger not in SELF_CONTAINED_TRIGGERS
+                or cached_record is None
+                or cached_record.id != event.entity_id
+            ):
                 self._stale_ids[event.entity_id] = None
                 self._has_stale.set()
-            elif event.rev > cached.rev:
-                updated_record = msgspec.structs.replace(cached, state=event.to, rev=event.rev, updated_at=event.at)
+            elif event.rev > cached_record.rev:
+                updated_record = msgspec.structs.replace(
+                    cached_record, state=event.to, rev=event.rev, updated_at=event.at
+                )
                 self._workers[event.tenant, worker_name(event.entity_id)] = updated_record
 
     async def refresh(self) -> None:
         """Read all stale records from the store again, and update the cache."""
         while self._stale_ids:
-            ids = list(self._stale_ids)[:PAGE_SIZE]
-            for record in await self._store.find_all(ids):
+            stale_ids = list(self._stale_ids)[:PAGE_SIZE]
+            for record in await self._store.find_all(stale_ids):
                 if isinstance(record, Worker):
                     self._update(record)
-            for id in ids:
+            for id in stale_ids:
                 self._stale_ids.pop(id, None)
         self._has_stale.clear()
 
@@ -141,14 +147,14 @@ class Fleet:
     def _update(self, record: Worker) -> None:
         """Cache a record unless the cached one is newer, and wake requests that wait for a change of it."""
         key = (record.tenant, worker_name(record.id))
-        cached = self._workers.get(key)
-        if cached is not None and cached.id == record.id and cached.rev > record.rev:
+        cached_record = self._workers.get(key)
+        if cached_record is not None and cached_record.id == record.id and cached_record.rev > record.rev:
             return
         self._ids_without_record.discard(record.id)
         if not worker.is_over(record):
             self._workers[key] = record
         else:
-            if cached is not None and cached.id == record.id:
+            if cached_record is not None and cached_record.id == record.id:
                 del self._workers[key]
             if len(self._ended) >= MAX_CACHED:
                 self._ended.clear()
@@ -194,17 +200,17 @@ class Fleet:
         """
         workers = self._eligible_cache.get(tenant)
         if workers is None:
-            eligible = self._eligible.get(tenant, {})
-            workers = self._eligible_cache[tenant] = tuple(eligible.values()), tuple(eligible)
+            labels_by_id = self._eligible.get(tenant, {})
+            workers = self._eligible_cache[tenant] = tuple(labels_by_id.values()), tuple(labels_by_id)
         return workers
 
     def _update_eligible(self, key: WorkerKey, record: Worker) -> None:
         """Add a worker to the eligible workers of its tenant, or remove it, according to its record and silence."""
-        eligible = self._eligible.setdefault(record.tenant, {})
+        labels_by_id = self._eligible.setdefault(record.tenant, {})
         is_eligible = key not in self._silent and worker.accepts_work(record)
-        if is_eligible and eligible.get(record.id) != record.labels:
-            eligible[record.id] = record.labels
-        elif is_eligible or eligible.pop(record.id, None) is None:
+        if is_eligible and labels_by_id.get(record.id) != record.labels:
+            labels_by_id[record.id] = record.labels
+        elif is_eligible or labels_by_id.pop(record.id, None) is None:
             return
         self._eligible_cache.pop(record.tenant, None)
 

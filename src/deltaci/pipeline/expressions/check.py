@@ -39,8 +39,10 @@ def _unknown_context(context: Context, available: Iterable[str], functions: dict
     expected = ", ".join(sorted(available)) or "no context, because none is available here"
     if context.name.lower() in functions:
         return ExpressionProblem(context.column, quote(context.name), "a context", quote(f"{context.name}()"))
-    hint = nearest(context.name, [*available, *KEYWORDS])
-    return ExpressionProblem(context.column, f"the context {quote(context.name)}", expected, hint and quote(hint))
+    suggestion = nearest(context.name, [*available, *KEYWORDS])
+    return ExpressionProblem(
+        context.column, f"the context {quote(context.name)}", expected, suggestion and quote(suggestion)
+    )
 
 
 def _unknown_function(call: Call, available: Iterable[str]) -> ExpressionProblem:
@@ -48,10 +50,10 @@ def _unknown_function(call: Call, available: Iterable[str]) -> ExpressionProblem
     signature = SIGNATURES.get(call.name.lower())
     if signature is not None:
         return ExpressionProblem(call.column, call_text, f"one that is available here: {', '.join(sorted(available))}")
-    hint = nearest(call.name, available)
+    suggestion = nearest(call.name, available)
     return ExpressionProblem(
         call.column,
         call_text,
         ", ".join(sorted(available)) or "no function, because none is available here",
-        hint and quote(hint),
+        suggestion and quote(suggestion),
     )

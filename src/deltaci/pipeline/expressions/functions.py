@@ -68,15 +68,15 @@ def argument_problem(call: Call) -> ExpressionProblem | None:
     signature = SIGNATURES.get(call.name.lower())
     if signature is None:
         return None
-    count = len(call.arguments)
-    if not signature.min_arguments <= count <= signature.max_arguments:
-        return ExpressionProblem(call.column, f"{count} in {call.name}()", signature.expected_count)
-    if signature.name == "case" and count % 2 == 0:
+    argument_count = len(call.arguments)
+    if not signature.min_arguments <= argument_count <= signature.max_arguments:
+        return ExpressionProblem(call.column, f"{argument_count} in {call.name}()", signature.expected_count)
+    if signature.name == "case" and argument_count % 2 == 0:
         return ExpressionProblem(
-            call.column, f"{count} in {call.name}()", "pairs of a condition and a value, and one last value"
+            call.column, f"{argument_count} in {call.name}()", "pairs of a condition and a value, and one last value"
         )
     if signature.name == "format" and isinstance(pattern := call.arguments[0], Literal):
-        return _format_problem(to_text(pattern.value), count - 1, pattern.column)
+        return _format_problem(to_text(pattern.value), argument_count - 1, pattern.column)
     return None
 
 

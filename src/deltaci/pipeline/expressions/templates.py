@@ -177,20 +177,20 @@ def _merge(parts: list[str | Residual]) -> Iterator[str]:
 
     Plain text that contains `${{` becomes an expression that is a string literal.
     """
-    plain = ""
+    plain_text = ""
     for part in [*parts, None]:
         if isinstance(part, str):
-            plain += part
+            plain_text += part
             continue
-        yield plain if OPEN not in plain else _as_literals(plain)
-        plain = ""
+        yield plain_text if OPEN not in plain_text else _as_literals(plain_text)
+        plain_text = ""
         if part is not None:
             yield _wrap_expression(part)
 
 
-def _as_literals(plain: str) -> str:
-    """Return template text with expressions that are string literals, which evaluates to `plain`."""
-    pieces = [plain[start : start + MAX_QUOTED] for start in range(0, len(plain), MAX_QUOTED)]
+def _as_literals(plain_text: str) -> str:
+    """Return template text with expressions that are string literals, which evaluates to `plain_text`."""
+    pieces = [plain_text[start : start + MAX_QUOTED] for start in range(0, len(plain_text), MAX_QUOTED)]
     return "".join(_wrap_expression(Residual(Literal(piece))) for piece in pieces)
 
 

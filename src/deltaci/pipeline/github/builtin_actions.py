@@ -177,14 +177,16 @@ def convert_builtin_action(uses: Node, inputs: Node | None, converter: Converter
 
     Report a problem and return None if the action is unsupported.
     """
-    name = uses.value.partition("@")[0].strip()
-    action = ACTIONS.get(name.lower())
+    action_name = uses.value.partition("@")[0].strip()
+    action = ACTIONS.get(action_name.lower())
     if action is None:
-        converter.report_unsupported(uses.position, f"the action {quote(name)}", _unsupported_reason(uses.value, name))
+        converter.report_unsupported(
+            uses.position, f"the action {quote(action_name)}", _unsupported_reason(uses.value, action_name)
+        )
         return None
     if "@" not in uses.value:
         converter.report_unsupported(
-            uses.position, f"the action {quote(uses.value)} without a version", f"write it as {name}@v4"
+            uses.position, f"the action {quote(uses.value)} without a version", f"write it as {action_name}@v4"
         )
         return None
     if inputs is not None and inputs.kind not in (OBJECT, NULL):
@@ -192,11 +194,11 @@ def convert_builtin_action(uses: Node, inputs: Node | None, converter: Converter
         return None
     converted_inputs: dict[str, tuple[Node, Node]] = {}
     for key, value in inputs.value if inputs is not None and inputs.kind == OBJECT else ():
-        _convert_input(action, name, key, value, converted_inputs, converter)
+        _convert_input(action, action_name, key, value, converted_inputs, converter)
     for required_input in action.required_inputs:
         if required_input not in converted_inputs:
             converter.report_unsupported(
-                uses.position, f"{name} without {quote(required_input)}", "GitHub's action needs it as well"
+                uses.position, f"{action_name} without {quote(required_input)}", "GitHub's action needs it as well"
             )
     position = inputs.position if inputs is not None else uses.position
     return BuiltinStep(text_node(uses.position, action.uses), Node(OBJECT, position, [*converted_inputs.values()]))
@@ -204,7 +206,7 @@ def convert_builtin_action(uses: Node, inputs: Node | None, converter: Converter
 
 def _convert_input(
     action: BuiltinAction,
-    name: str,
+    action_name: str,
     key: Node,
     value: Node,
     converted_inputs: dict[str, tuple[Node, Node]],
@@ -219,17 +221,17 @@ def _convert_input(
     rule = action.inputs.get(input_name)
     if rule is None:
         nearest_word = nearest(key.raw, action.inputs)
-        names = ", ".join([*action.inputs][:MAX_LISTED])
-        message = f"{quote(key.raw)}, which {name} does not have"
+        input_names = ", ".join([*action.inputs][:MAX_LISTED])
+        message = f"{quote(key.raw)}, which {action_name} does not have"
         converter.report_unsupported(
-            key.position, message, "" if nearest_word else f"expected one of: {names}", nearest_word
+            key.position, message, "" if nearest_word else f"expected one of: {input_names}", nearest_word
         )
     elif (input_name, scalar.raw.strip().lower()) in DEFAULT_INPUTS or (rule.kind == "unsupported" and not scalar.raw):
         return
     elif rule.kind == "ignored":
-        converter.warn(key.position, f"{quote(key.raw)} of {name} has no effect here", rule.reason)
+        converter.warn(key.position, f"{quote(key.raw)} of {action_name} has no effect here", rule.reason)
     elif rule.kind == "unsupported":
-        converter.report_unsupported(key.position, f"{quote(key.raw)} of {name}", rule.reason)
+        converter.report_unsupported(key.position, f"{quote(key.raw)} of {action_name}", rule.reason)
     elif input_name not in ("ref", "repository") or _selects_other_commit(input_name, scalar, converter):
         converted_inputs[input_name] = (text_node(key.position, input_name), scalar)
         if action.uses == "cache":

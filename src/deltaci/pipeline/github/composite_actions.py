@@ -215,9 +215,9 @@ class _ActionInliner:
         for name, declaration in pairs(inputs):
             value = values_by_input.pop(name.raw.lower(), None)
             self.inputs[name.raw.lower()] = _build_input_expression(value or child(declaration, "default"))
-        for unknown in values_by_input:
+        for unknown_input in values_by_input:
             self.converter.warn(
-                Position(), f"{quote(unknown)}, which is not an input of this action", "it has no effect"
+                Position(), f"{quote(unknown_input)}, which is not an input of this action", "it has no effect"
             )
 
     def _assign_ids(self, steps: list[Node]) -> None:
@@ -376,8 +376,8 @@ class _ActionInliner:
         """
         merged_env = {key.raw: (key, value) for key, value in pairs(self.use.value("env"))}
         merged_env |= {key.raw: (key, self._rewrite_value(value)) for key, value in pairs(child(step, "env"))}
-        command = child(step, "run")
-        if command is not None and ACTION_PATH_VARIABLE in command.raw:
+        command_node = child(step, "run")
+        if command_node is not None and ACTION_PATH_VARIABLE in command_node.raw:
             path_node = text_node(step.position, f"{OPEN} {format_expression(self._action_path())} {CLOSE}")
             merged_env[ACTION_PATH_VARIABLE] = (text_node(step.position, ACTION_PATH_VARIABLE), path_node)
         return [*merged_env.values()]
@@ -410,8 +410,8 @@ class _ActionInliner:
         script_lines = []
         for number, (name, value) in enumerate(outputs.items()):
             env[f"OUTPUT_{number}"] = text_node(position, value)
-            arguments = f"'{name}' {END_OF_OUTPUT} \"$OUTPUT_{number}\" {END_OF_OUTPUT}"
-            script_lines.append(f"printf '%s<<%s\\n%s\\n%s\\n' {arguments} >> \"$GITHUB_OUTPUT\"")
+            printf_arguments = f"'{name}' {END_OF_OUTPUT} \"$OUTPUT_{number}\" {END_OF_OUTPUT}"
+            script_lines.append(f"printf '%s<<%s\\n%s\\n%s\\n' {printf_arguments} >> \"$GITHUB_OUTPUT\"")
         step_keys: dict[str, Node | None] = {
             "id": text_node(position, use_id.raw),
             "name": text_node(position, f"End of {use_id.raw}"),

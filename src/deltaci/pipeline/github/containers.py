@@ -54,10 +54,10 @@ def convert_services(node: Node, converter: Converter) -> Node | None:
             node.position, f"{node.describe()} as 'services'", "expected names, each with an image"
         )
         return None
-    converted = [
+    converted_services = [
         (name, service) for name, item in node.value if (service := _convert_service(name, item, converter)) is not None
     ]
-    return Node(OBJECT, node.position, converted)
+    return Node(OBJECT, node.position, converted_services)
 
 
 def _convert_service(name: Node, node: Node, converter: Converter) -> Node | None:
@@ -76,17 +76,19 @@ def _convert_service(name: Node, node: Node, converter: Converter) -> Node | Non
                 name.position, f"the service {quote(name.raw)} without 'image'", "expected the image"
             )
         return None
-    converted: dict[str, Node | None] = {"image": image}
+    converted_keys: dict[str, Node | None] = {"image": image}
     if "env" in entries:
-        converted["env"] = convert_env(entries["env"].value, "jobs.services.env", converter)
+        converted_keys["env"] = convert_env(entries["env"].value, "jobs.services.env", converter)
     if "ports" in entries:
         ports = [_convert_port(item, converter) for item in items(entries["ports"].value)]
-        converted["ports"] = list_node(entries["ports"].value.position, [port for port in ports if port is not None])
+        converted_keys["ports"] = list_node(
+            entries["ports"].value.position, [port for port in ports if port is not None]
+        )
     if "command" in entries:
-        converted["command"] = converter.convert_text(entries["command"].value, "jobs.services", "command")
+        converted_keys["command"] = converter.convert_text(entries["command"].value, "jobs.services", "command")
     if "options" in entries:
-        converted["health"] = _convert_health_options(entries["options"].value, converter)
-    return object_node(node.position, converted)
+        converted_keys["health"] = _convert_health_options(entries["options"].value, converter)
+    return object_node(node.position, converted_keys)
 
 
 def convert_env(node: Node, availability_key: str, converter: Converter) -> Node | None:
@@ -96,12 +98,12 @@ def convert_env(node: Node, availability_key: str, converter: Converter) -> Node
             node.position, f"{node.describe()} as 'env'", "expected names, each with a text, a number, true or false"
         )
         return None
-    converted = [
+    converted_variables = [
         (key, value)
         for key, item in node.value
         if (value := converter.convert_scalar(item, availability_key, key.raw)) is not None
     ]
-    return Node(OBJECT, node.position, converted)
+    return Node(OBJECT, node.position, converted_variables)
 
 
 def _convert_port(node: Node, converter: Converter) -> Node | None:
@@ -122,11 +124,11 @@ def _convert_health_options(node: Node, converter: Converter) -> Node | None:
     if node.kind == LIST:
         converter.report_unsupported(node.position, "a list as 'options'", "expected a text")
         return None
-    text = converter.convert_text(node, "jobs.services", "options")
-    if text is None:
+    options_text = converter.convert_text(node, "jobs.services", "options")
+    if options_text is None:
         return None
     command: Node | None = None
-    words = split_command_line(text.value)
+    words = split_command_line(options_text.value)
     if words is None:
         converter.report_unsupported(
             node.position, "options with an unterminated quote, or too many options", "close the quote"
@@ -134,17 +136,17 @@ def _convert_health_options(node: Node, converter: Converter) -> Node | None:
         return None
     index = 0
     while index < len(words):
-        name, has_value, value = words[index].partition("=")
+        option, has_value, option_value = words[index].partition("=")
         index += 1
-        if name not in (HEALTH_COMMAND, *HEALTH_TIMING, *OTHER_HEALTH_OPTIONS, "--no-healthcheck"):
+        if option not in (HEALTH_COMMAND, *HEALTH_TIMING, *OTHER_HEALTH_OPTIONS, "--no-healthcheck"):
             reason = "only health options are supported: --health-cmd and its timing"
-            converter.report_unsupported(node.position, f"the option {quote(name)} of a service", reason)
+            converter.report_unsupported(node.position, f"the option {quote(option)} of a service", reason)
             return None
-        if not has_value and name != "--no-healthcheck":
-            value = words[index] if index < len(words) else ""
+        if not has_value and option != "--no-healthcheck":
+            option_value = words[index] if index < len(words) else ""
             index += 1
-        if name == HEALTH_COMMAND and value:
-            command = text_node(node.position, value)
+        if option == HEALTH_COMMAND and option_value:
+            command = text_node(node.position, option_value)
     return command
 
 

@@ -87,19 +87,21 @@ def _convert_filters(key: Node, value: Node, event: str, converter: Converter) -
         return Node(OBJECT, key.position, [])
     entries = read_entries(value, f"'{event}'", converter)
     converted_entries: dict[str, Node | None] = {}
-    for name, (filter_key, patterns) in entries.items():
-        if name == "types":
-            converted_entries[name] = _convert_types(patterns, converter)
-            if converted_entries[name] is None:
+    for filter_name, (filter_key, patterns) in entries.items():
+        if filter_name == "types":
+            converted_entries[filter_name] = _convert_types(patterns, converter)
+            if converted_entries[filter_name] is None:
                 return None
             continue
-        if name.removesuffix("-ignore") + "-ignore" in entries and not name.endswith("-ignore"):
+        if filter_name.removesuffix("-ignore") + "-ignore" in entries and not filter_name.endswith("-ignore"):
             converter.report_unsupported(
-                filter_key.position, f"{quote(name)} and '{name}-ignore' together", "GitHub accepts only one of them"
+                filter_key.position,
+                f"{quote(filter_name)} and '{filter_name}-ignore' together",
+                "GitHub accepts only one of them",
             )
-        lines = [converter.convert_line(pattern, "run-name", name) for pattern in items(patterns)]
-        non_empty = [line for line in lines if line is not None and line.value]
-        converted_entries[name] = list_node(patterns.position, non_empty) if non_empty else None
+        pattern_lines = [converter.convert_line(pattern, "run-name", filter_name) for pattern in items(patterns)]
+        non_empty = [pattern_line for pattern_line in pattern_lines if pattern_line is not None and pattern_line.value]
+        converted_entries[filter_name] = list_node(patterns.position, non_empty) if non_empty else None
     return object_node(value.position, converted_entries)
 
 
@@ -107,20 +109,20 @@ def _convert_types(node: Node, converter: Converter) -> Node | None:
     """Return the supported types of pull request events, or None if there are none. Report all others."""
     supported_types = []
     for type_node in items(node):
-        name = type_node.raw
-        if name in SUPPORTED_TYPES:
-            supported_types.append(text_node(type_node.position, name))
-        elif name in IGNORED_TYPES:
+        type_name = type_node.raw
+        if type_name in SUPPORTED_TYPES:
+            supported_types.append(text_node(type_node.position, type_name))
+        elif type_name in IGNORED_TYPES:
             converter.warn(
                 type_node.position,
-                f"{quote(name)} of a pull request does not start this workflow here",
+                f"{quote(type_name)} of a pull request does not start this workflow here",
                 "not all forges report it",
             )
         else:
-            nearest_word = nearest(name, (*SUPPORTED_TYPES, *IGNORED_TYPES))
+            nearest_word = nearest(type_name, (*SUPPORTED_TYPES, *IGNORED_TYPES))
             converter.report_unsupported(
                 type_node.position,
-                f"{quote(name)} as a type",
+                f"{quote(type_name)} as a type",
                 "" if nearest_word else f"expected {', '.join(SUPPORTED_TYPES)}",
                 nearest_word,
             )

@@ -26,20 +26,20 @@ def convert_job(key: Node, node: Node, defaults: Entries, converter: Converter, 
     `defaults` are the entries of the workflow's `defaults.run`, `actions` the composite actions of the repository.
     """
     entries = read_entries(node, "a job", converter)
-    converted: dict[str, Node | None] = {}
+    converted_keys: dict[str, Node | None] = {}
     calls_workflow = node.kind == OBJECT and any(name.raw == "uses" for name, _ in node.value)
     if "name" in entries:
-        converted["name"] = _convert_job_name(entries["name"].value, converter)
+        converted_keys["name"] = _convert_job_name(entries["name"].value, converter)
     if "needs" in entries:
-        converted["needs"] = convert_needs(entries["needs"].value, converter)
+        converted_keys["needs"] = convert_needs(entries["needs"].value, converter)
     if "if" in entries:
-        converted["if"] = converter.convert_condition(entries["if"].value, "jobs.if")
+        converted_keys["if"] = converter.convert_condition(entries["if"].value, "jobs.if")
     strategy = convert_strategy(entries["strategy"].value, converter) if "strategy" in entries else Strategy(None, [{}])
-    converted["strategy"] = strategy.node
+    converted_keys["strategy"] = strategy.node
     runs_on = RunsOn()
     if "runs-on" in entries:
         runs_on = convert_runs_on(entries["runs-on"].value, strategy.combinations, strategy.unknown_axes, converter)
-        converted["runs-on"] = label_list(entries["runs-on"].value, runs_on)
+        converted_keys["runs-on"] = label_list(entries["runs-on"].value, runs_on)
     elif not calls_workflow and node.kind == OBJECT:
         converter.report_unsupported(
             key.position, f"the job {quote(key.raw)} without 'runs-on'", "expected it, e.g. ubuntu-latest"
@@ -47,22 +47,22 @@ def convert_job(key: Node, node: Node, defaults: Entries, converter: Converter, 
     job_container = (
         convert_container(entries["container"].value, converter) if "container" in entries else JobContainer(None, None)
     )
-    converted["image"] = job_container.image
+    converted_keys["image"] = job_container.image
     if "services" in entries:
-        converted["services"] = convert_services(entries["services"].value, converter)
-    converted["env"] = _convert_job_env(entries, job_container, converter)
-    converted["defaults"] = _convert_run_defaults(key, entries, defaults, runs_on, job_container, converter)
-    _convert_settings(key, entries, converted, converter)
+        converted_keys["services"] = convert_services(entries["services"].value, converter)
+    converted_keys["env"] = _convert_job_env(entries, job_container, converter)
+    converted_keys["defaults"] = _convert_run_defaults(key, entries, defaults, runs_on, job_container, converter)
+    _convert_settings(key, entries, converted_keys, converter)
     if "steps" in entries:
-        has_working_directory = has_key(child(converted["defaults"], "run"), "working-directory")
-        converted["steps"] = convert_steps(
+        has_working_directory = has_key(child(converted_keys["defaults"], "run"), "working-directory")
+        converted_keys["steps"] = convert_steps(
             *entries["steps"], converter, actions, has_working_directory=has_working_directory
         )
     elif not calls_workflow and node.kind == OBJECT:
         converter.report_unsupported(key.position, f"the job {quote(key.raw)} without 'steps'", "expected steps")
-    converted["checkout"] = Node(BOOL, key.position, False, "false")
-    converted["network"] = Node(BOOL, key.position, True, "true")
-    return object_node(node.position, converted)
+    converted_keys["checkout"] = Node(BOOL, key.position, False, "false")
+    converted_keys["network"] = Node(BOOL, key.position, True, "true")
+    return object_node(node.position, converted_keys)
 
 
 def _convert_job_name(node: Node, converter: Converter) -> Node | None:

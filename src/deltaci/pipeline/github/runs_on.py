@@ -46,18 +46,18 @@ def convert_runs_on(
     runs_on = RunsOn()
     labels_node = node
     if node.kind == OBJECT:
-        labels = read_entries(node, "'runs-on'", converter).get("labels")
-        labels_node = labels.value if labels else list_node(node.position, [])
+        labels_entry = read_entries(node, "'runs-on'", converter).get("labels")
+        labels_node = labels_entry.value if labels_entry else list_node(node.position, [])
     for label_node in items(labels_node):
-        text = converter.convert_text(label_node, "jobs.runs-on", "runs-on")
-        if text is None:
+        label_text = converter.convert_text(label_node, "jobs.runs-on", "runs-on")
+        if label_text is None:
             continue
-        if OPEN in text.value:
-            _convert_expression(text, combinations, unknown_axes, runs_on, converter)
-        elif text.value.strip():
-            for label in _convert_runner_name(text.value.strip()):
-                runs_on.add(text_node(text.position, label))
-            _note_unusual_label(text, text.value.strip(), runs_on, converter)
+        if OPEN in label_text.value:
+            _convert_expression(label_text, combinations, unknown_axes, runs_on, converter)
+        elif label_text.value.strip():
+            for label in _convert_runner_name(label_text.value.strip()):
+                runs_on.add(text_node(label_text.position, label))
+            _note_unusual_label(label_text, label_text.value.strip(), runs_on, converter)
     return runs_on
 
 

@@ -229,8 +229,8 @@ def _expand_combinations(
     except MatrixError as error:
         for problem in error.problems:
             path = problem.path[1:]
-            name = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in problem.path).lstrip(".")
-            converter.report_unsupported(_position_at(node, path), f"{name}: {problem.message}")
+            path_text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in problem.path).lstrip(".")
+            converter.report_unsupported(_position_at(node, path), f"{path_text}: {problem.message}")
         return None
 
 

@@ -93,10 +93,10 @@ class _WorkflowReader:
         """Convert the whole file and return the result. To be called once."""
         pipeline = self._read_pipeline()
         job_entries = self._read_job_entries()
-        graph = self._build_needs_graph(job_entries)
+        needs_graph = self._build_needs_graph(job_entries)
         for key, node in job_entries:
             self._read_job(key, node)
-        self._mark_dependents_unsupported(graph)
+        self._mark_dependents_unsupported(needs_graph)
         supported_pipeline = None
         if pipeline is not None and self.jobs and not self.converter.problems.has_errors:
             supported_pipeline = msgspec.structs.replace(pipeline, jobs=self.jobs)
@@ -119,22 +119,22 @@ class _WorkflowReader:
     def _read_pipeline(self) -> model.Pipeline | None:
         """Return the pipeline with everything but the jobs (instead, one empty job), or None if there are errors."""
         converter, entries = self.converter, self.entries
-        converted: dict[str, tuple[Node, Any]] = {}
+        converted_nodes: dict[str, tuple[Node, Any]] = {}
         if "on" in entries:
-            converted["on"] = (convert_events(*entries["on"], converter), model.On)
+            converted_nodes["on"] = (convert_events(*entries["on"], converter), model.On)
         if "env" in entries and (env := convert_env(entries["env"].value, "env", converter)) is not None:
-            converted["env"] = (env, model.Env)
+            converted_nodes["env"] = (env, model.Env)
         if "concurrency" in entries:
             concurrency = convert_concurrency(entries["concurrency"].value, "concurrency", converter)
             if concurrency is not None:
-                converted["concurrency"] = (concurrency, model.Concurrency)
+                converted_nodes["concurrency"] = (concurrency, model.Concurrency)
         if (
             "name" in entries
             and (name := converter.convert_line(entries["name"].value, "run-name", "name")) is not None
         ):
-            converted["name"] = (text_node(name.position, name.value), model.Line)
+            converted_nodes["name"] = (text_node(name.position, name.value), model.Line)
         values: dict[str, Any] = {}
-        for key, (node, type_) in converted.items():
+        for key, (node, type_) in converted_nodes.items():
             values[key] = self._read_node(node, type_, (key,), converter)
         if converter.problems.has_errors:
             return None
@@ -188,33 +188,33 @@ class _WorkflowReader:
 
     def _build_needs_graph(self, job_entries: list[tuple[Node, Node]]) -> dict[str, dict[str, Node]]:
         """Return the needs of each job with their nodes, by job id. Report unknown needs and cycles."""
-        ids = [key.raw for key, _ in job_entries]
-        graph: dict[str, dict[str, Node]] = {name: {} for name in ids}
+        job_ids = [key.raw for key, _ in job_entries]
+        needs_graph: dict[str, dict[str, Node]] = {name: {} for name in job_ids}
         for key, node in job_entries:
             needs = child(node, "needs")
             for need in convert_needs(needs, Converter(self.file, self.text)).value if needs is not None else ():
-                job_id = {name.lower(): name for name in ids}.get(need.value.lower())
+                job_id = {name.lower(): name for name in job_ids}.get(need.value.lower())
                 if job_id is None or job_id == key.raw:
-                    nearest_word = nearest(need.value, ids) if job_id is None else ""
+                    nearest_word = nearest(need.value, job_ids) if job_id is None else ""
                     self.converter.report_unsupported(
                         need.position, f"there is no other job {quote(need.value)}", "", nearest_word
                     )
                 elif need.kind == TEXT:
-                    graph[key.raw][job_id] = need
-        if cycle := find_cycle({name: list(job_needs) for name, job_needs in graph.items()}):
-            position = graph[cycle[-2]][cycle[-1]].position
+                    needs_graph[key.raw][job_id] = need
+        if cycle := find_cycle({name: list(job_needs) for name, job_needs in needs_graph.items()}):
+            position = needs_graph[cycle[-2]][cycle[-1]].position
             self.converter.report_unsupported(
                 position, f"jobs that wait for each other: {' → '.join(cycle[:12])}", "remove one of these needs"
             )
-        return graph
+        return needs_graph
 
-    def _mark_dependents_unsupported(self, graph: dict[str, dict[str, Node]]) -> None:
+    def _mark_dependents_unsupported(self, needs_graph: dict[str, dict[str, Node]]) -> None:
         """Move each job that needs an unsupported job, directly or indirectly, to the unsupported jobs."""
         has_changed = True
         while has_changed:
             has_changed = False
             for name in [*self.jobs]:
-                for need, node in graph[name].items():
+                for need, node in needs_graph[name].items():
                     if need in self.unsupported_jobs:
                         converter = self.job_converters[name]
                         converter.report_unsupported(

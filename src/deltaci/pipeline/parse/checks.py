@@ -206,13 +206,13 @@ def _check_input(key: Node, declaration: Node, add_problem: AddProblem) -> None:
     if not is_choice and options_node is not None:
         add_problem(options_node.position, "'options' of an input that is not a choice", "add 'type: choice'")
     if is_choice and default_node is not None and options_node is not None:
-        allowed = [choice.raw for choice in items(options_node)]
-        if allowed and default_node.raw not in allowed:
+        allowed_values = [choice.raw for choice in items(options_node)]
+        if allowed_values and default_node.raw not in allowed_values:
             add_problem(
                 default_node.position,
                 default_node.describe(),
-                f"expected one of: {', '.join(allowed)}",
-                nearest(default_node.raw, allowed),
+                f"expected one of: {', '.join(allowed_values)}",
+                nearest(default_node.raw, allowed_values),
             )
 
 

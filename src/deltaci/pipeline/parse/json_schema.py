@@ -62,8 +62,8 @@ def _struct_schema(struct_shape: Shape) -> dict[str, Any]:
             _option_schema(option) for option in options(struct_shape.fields[struct_shape.cls.shorthand].type)
         ]
     if struct_shape.cls.accepts_key_names:
-        names: dict[str, Any] = {"enum": [name for name in struct_shape.fields if name != "schedule"]}
-        alternatives += [names, {"type": "array", "items": names, "minItems": 1}]
+        key_names_schema: dict[str, Any] = {"enum": [name for name in struct_shape.fields if name != "schedule"]}
+        alternatives += [key_names_schema, {"type": "array", "items": key_names_schema, "minItems": 1}]
     if struct_shape.cls.accepts_null:
         alternatives.append({"type": "null"})
     description = (struct_shape.cls.__doc__ or "").strip()
@@ -116,13 +116,13 @@ def _option_schema(option: Option) -> dict[str, Any]:
         case inspect.LiteralType(values=values):
             return {"enum": list(values)}
         case inspect.VarTupleType():
-            items = _any_of(options(value_type.item_type))
-            return _typed("array", items=items, minItems=value_type.min_length, maxItems=value_type.max_length)
+            items_schema = _any_of(options(value_type.item_type))
+            return _typed("array", items=items_schema, minItems=value_type.min_length, maxItems=value_type.max_length)
         case inspect.DictType():
-            [key] = options(value_type.key_type)
+            [key_option] = options(value_type.key_type)
             return _typed(
                 "object",
-                propertyNames=_option_schema(key),
+                propertyNames=_option_schema(key_option),
                 additionalProperties=_any_of(options(value_type.value_type)),
                 minProperties=value_type.min_length,
                 maxProperties=value_type.max_length,

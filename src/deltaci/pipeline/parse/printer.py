@@ -26,13 +26,13 @@ def format_pipeline(pipeline: model.Pipeline) -> str:
 def to_plain(struct: model.FileStruct) -> dict[str, Any]:
     """Return the keys of a struct with builtin values, in the order of the model, without default values."""
     struct_shape = shape(type(struct))
-    values: dict[str, Any] = {}
+    plain_values: dict[str, Any] = {}
     for name, field in struct_shape.fields.items():
         value = getattr(struct, field.name)
         if field.required or value != field_default(field):
-            values[name] = _plain_value(value)
+            plain_values[name] = _plain_value(value)
     extra_keys = struct_shape.extra_keys
-    return (_plain_value(getattr(struct, extra_keys.name)) if extra_keys is not None else {}) | values
+    return (_plain_value(getattr(struct, extra_keys.name)) if extra_keys is not None else {}) | plain_values
 
 
 def _plain_value(value: Any) -> Any:

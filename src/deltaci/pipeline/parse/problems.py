@@ -104,17 +104,17 @@ def position_within(source: str, position: Position, text: str, offset: int) -> 
 
     Return `position` itself if the text differs from its source, as a quoted or folded value may.
     """
-    lines = [line.rstrip("\r") for line in source.removeprefix("\ufeff").split("\n")]
-    line = lines[position.line - 1] if position.line <= len(lines) else ""
+    lines = [source_line.rstrip("\r") for source_line in source.removeprefix("\ufeff").split("\n")]
+    source_line = lines[position.line - 1] if position.line <= len(lines) else ""
     for quote_length in (0, 1):
-        if line[position.column - 1 + quote_length :].startswith(text):
+        if source_line[position.column - 1 + quote_length :].startswith(text):
             return Position(position.line, position.column + quote_length + offset)
-    line_index, column = text.count("\n", 0, offset), offset - (text.rfind("\n", 0, offset) + 1)
+    line_index, text_column = text.count("\n", 0, offset), offset - (text.rfind("\n", 0, offset) + 1)
     text_line = text.split("\n")[line_index]
-    is_literal_block = line[position.column - 1 :].startswith("|") and position.line + line_index < len(lines)
+    is_literal_block = source_line[position.column - 1 :].startswith("|") and position.line + line_index < len(lines)
     if is_literal_block and lines[position.line + line_index].endswith(text_line):
         indentation = len(lines[position.line + line_index]) - len(text_line)
-        return Position(position.line + line_index + 1, indentation + column + 1)
+        return Position(position.line + line_index + 1, indentation + text_column + 1)
     return position
 
 

@@ -328,20 +328,22 @@ class _Reader:
         """Convert a node to a struct. Report unknown and missing keys."""
         if node.kind != OBJECT:
             return self._read_struct_without_keys(node, struct_shape, path, owner)
-        values: dict[str, Any] = {}
+        field_values: dict[str, Any] = {}
         extra_values: dict[str, Any] = {}
         intended: set[str] = set()  # Keys that were probably intended by unknown keys: not reported as missing as well.
         for key, value in node.value:
             key_path = (*path, key.raw)
             if field := struct_shape.fields.get(key.raw):
-                values[field.name] = self.read_value(value, field.type, key_path, key.position)
+                field_values[field.name] = self.read_value(value, field.type, key_path, key.position)
             elif struct_shape.extra_keys is not None:
                 [option] = options(struct_shape.extra_keys.type)
                 name = self._read_key(key, option.type.key_type)
                 extra_values[name] = self.read_value(value, option.type.value_type, key_path, key.position)
             else:
                 intended.add(self._report_unknown_key(key, struct_shape))
-        missing = [name for name, field in struct_shape.fields.items() if field.required and field.name not in values]
+        missing = [
+            name for name, field in struct_shape.fields.items() if field.required and field.name not in field_values
+        ]
         for name in set(missing) - intended:
             message = f"{self.vocabulary.noun(struct_shape)} without {quote(name)}"
             description = field_description(struct_shape.fields[name])
@@ -350,11 +352,11 @@ class _Reader:
             intended
             or missing
             or _INVALID in extra_values
-            or any(value is _INVALID for value in (*values.values(), *extra_values.values()))
+            or any(value is _INVALID for value in (*field_values.values(), *extra_values.values()))
         ):
             return _INVALID
         extra_fields = {struct_shape.extra_keys.name: extra_values} if struct_shape.extra_keys is not None else {}
-        return struct_shape.cls(**values, **extra_fields)
+        return struct_shape.cls(**field_values, **extra_fields)
 
     def _read_struct_without_keys(self, node: Node, struct_shape: Shape, path: Path, owner: Position) -> Any:
         """Read a struct that is not written as an object: null, one key name, a list of key names, or its shorthand."""
@@ -382,22 +384,22 @@ class _Reader:
 
     def _report_unknown_key(self, key: Node, struct_shape: Shape) -> str:
         """Report an unknown key. Return the key that was probably intended, or an empty string."""
-        name = key.raw
+        key_name = key.raw
         if self.problems.is_full:
             return ""
-        message = f"the key {quote(name)}, which {self.vocabulary.noun(struct_shape)} does not have"
-        suggestion = nearest(name, struct_shape.fields)
+        message = f"the key {quote(key_name)}, which {self.vocabulary.noun(struct_shape)} does not have"
+        suggestion = nearest(key_name, struct_shape.fields)
         expected, intended = "", ""
-        if name in self.vocabulary.foreign_keys:
-            expected, suggestion = self.vocabulary.foreign_keys[name], ""
+        if key_name in self.vocabulary.foreign_keys:
+            expected, suggestion = self.vocabulary.foreign_keys[key_name], ""
             intended = next(iter(re.findall(r"'([\w-]+)'", expected)), "")
-        elif name in self.vocabulary.owners:
-            expected = f"it belongs to {join_words(self.vocabulary.owners[name])}"
-            suggestion = suggestion if suggestion != name else ""
+        elif key_name in self.vocabulary.owners:
+            expected = f"it belongs to {join_words(self.vocabulary.owners[key_name])}"
+            suggestion = suggestion if suggestion != key_name else ""
         elif not suggestion:
-            keys = sorted(struct_shape.fields)
-            ellipsis = " …" if len(keys) > MAX_LISTED_KEYS else ""
-            expected = f"expected one of: {', '.join(keys[:MAX_LISTED_KEYS])}{ellipsis}"
+            allowed_keys = sorted(struct_shape.fields)
+            ellipsis = " …" if len(allowed_keys) > MAX_LISTED_KEYS else ""
+            expected = f"expected one of: {', '.join(allowed_keys[:MAX_LISTED_KEYS])}{ellipsis}"
         self.problems.add(key.position, message, expected, suggestion)
         return suggestion or intended
 

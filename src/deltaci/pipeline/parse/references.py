@@ -193,9 +193,9 @@ class _ExpressionChecker:
             case "needs" if scope is not None:
                 yield from self._need_problems(reference, scope)
             case "steps" if scope is not None:
-                problems = list(_check_name("the step", name, scope.steps, "no step of this job has an 'id'"))
-                yield from problems
-                if not problems and len(reference.keys) > 1:
+                step_problems = list(_check_name("the step", name, scope.steps, "no step of this job has an 'id'"))
+                yield from step_problems
+                if not step_problems and len(reference.keys) > 1:
                     yield from _check_name(f"'steps.{name}' with", reference.keys[1], STEP_PROPERTIES, "")
             case "matrix" if scope is not None and scope.axes is not None:
                 yield from _check_name("the axis", name, scope.axes, "this job has no matrix")

@@ -169,10 +169,10 @@ def describe_option(option: Option) -> str:
 
 def describe_shape(struct_shape: Shape) -> str:
     """Return a description of the notations of a struct for a message, e.g. `an object with run or uses`."""
-    required = [name for name, field in struct_shape.fields.items() if field.required]
+    required_keys = [name for name, field in struct_shape.fields.items() if field.required]
     listed_keys = IDENTIFYING_KEYS.get(struct_shape.cls) or list(struct_shape.fields)
-    keys = join_words(required, "and") if required else join_words(listed_keys)
-    object_description = f"an object with {keys}"
+    keys_text = join_words(required_keys, "and") if required_keys else join_words(listed_keys)
+    object_description = f"an object with {keys_text}"
     if struct_shape.extra_keys is not None:
         return "an object with names and their values"
     if struct_shape.cls.accepts_key_names:

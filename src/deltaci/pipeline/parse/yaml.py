@@ -199,14 +199,17 @@ class _Builder:
         elif self.root is None:
             self.root = node
 
-    def _resolve_alias(self, name: str, position: Position) -> Node:
-        node = self._anchors.get(name)
-        if node is None and name in self._anchors:
-            self._fail(position, f"'*{name}', an alias inside the value that it refers to", "remove it")
+    def _resolve_alias(self, alias_name: str, position: Position) -> Node:
+        node = self._anchors.get(alias_name)
+        if node is None and alias_name in self._anchors:
+            self._fail(position, f"'*{alias_name}', an alias inside the value that it refers to", "remove it")
         if node is None:
-            suggestion = nearest(name, self._anchors)
+            suggestion = nearest(alias_name, self._anchors)
             self._fail(
-                position, f"'*{name}', but there is no '&{name}' before it", "expected an anchor's name", suggestion
+                position,
+                f"'*{alias_name}', but there is no '&{alias_name}' before it",
+                "expected an anchor's name",
+                suggestion,
             )
         return node
 
@@ -214,9 +217,9 @@ class _Builder:
         """Return whether a tag does not fit the kind of its value, and report it."""
         is_rejected = tag is not None and str(tag) != "!" and KIND_OF_TAG.get(str(tag)) != kind
         if is_rejected:
-            name = str(tag).replace("tag:yaml.org,2002:", "!!")
+            tag_name = str(tag).replace("tag:yaml.org,2002:", "!!")
             hint = "remove it, or quote the text if the '!' belongs to it"
-            self.problems.add(position, f"the tag {quote(name)}, and tags are not allowed", hint)
+            self.problems.add(position, f"the tag {quote(tag_name)}, and tags are not allowed", hint)
         return is_rejected
 
     def _build_scalar(self, event: Any, position: Position) -> Node:

@@ -203,7 +203,9 @@ class _Compiler:
     ) -> CompileResult:
         specs = [job.spec for job in planned_jobs]
         timeout_seconds = self._pipeline.timeout_minutes * 60
-        group, cancels_in_progress = self._evaluate_group(self._pipeline.concurrency, ("concurrency",), context_values)
+        concurrency_group, cancels_in_progress = self._evaluate_group(
+            self._pipeline.concurrency, ("concurrency",), context_values
+        )
         try:
             dependents(specs)
         except Refused as refused:
@@ -218,7 +220,7 @@ class _Compiler:
             hash=plan_hash(specs, is_fail_fast=self._pipeline.fail_fast, timeout_seconds=timeout_seconds),
             is_fail_fast=self._pipeline.fail_fast,
             timeout_seconds=timeout_seconds,
-            group=group,
+            group=concurrency_group,
             cancels_in_progress=cancels_in_progress,
             compared_with=(self._change.base or self._change.before) if changed is not None else "",
         )
@@ -322,7 +324,9 @@ class _Compiler:
                 interpolator.report(path, f"{work_size:,} bytes of steps in the job {quote(str(path[-1]))}", expected)
         except msgspec.ValidationError as error:
             interpolator.report(path, f"the job {quote(str(path[-1]))}, which violates the runner protocol", str(error))
-        group, cancels_in_progress = self._evaluate_group(job.concurrency, (*path, "concurrency"), job_contexts)
+        concurrency_group, cancels_in_progress = self._evaluate_group(
+            job.concurrency, (*path, "concurrency"), job_contexts
+        )
         if cancels_in_progress:
             expected = "expected it at the top of the file: only whole runs are cancelled"
             interpolator.report((*path, "concurrency"), "'cancel-in-progress' of a job", expected, is_warning=True)
@@ -334,15 +338,15 @@ class _Compiler:
                 "jitter": job.retry.jitter,
                 "retry_on": tuple(job.retry.on),
             }
-        minutes = interpolator.number(
+        timeout_minutes = interpolator.number(
             (*path, "timeout-minutes"), job.timeout_minutes, job_contexts, maximum=model.MAX_MINUTES
         )
         return JobSpec(
             **shared_fields,
             is_required=not interpolator.boolean((*path, "allow_failure"), job.allow_failure, job_contexts),
-            timeout_seconds=job_specs.minutes_to_seconds(minutes),
+            timeout_seconds=job_specs.minutes_to_seconds(timeout_minutes),
             queue_key=queue_key(self._evaluate_labels(job, path, job_contexts)),
-            group=group,
+            group=concurrency_group,
             work=encoded_work,
         )
 
@@ -369,13 +373,13 @@ class _Compiler:
         for index, label in enumerate(job.runs_on):
             label_path = (*path, "runs-on", index)
             resolved = self._interpolator.resolve(label_path, label, job_contexts)
-            values = [] if resolved is None else resolved.value if is_list(resolved.value) else [resolved.value]
-            for text in map(to_text, values):
-                if not text or "," in text or not text.isprintable():
+            label_values = [] if resolved is None else resolved.value if is_list(resolved.value) else [resolved.value]
+            for label_text in map(to_text, label_values):
+                if not label_text or "," in label_text or not label_text.isprintable():
                     self._interpolator.report(
-                        label_path, f"{quote(text)} as a label", "expected a label without commas"
+                        label_path, f"{quote(label_text)} as a label", "expected a label without commas"
                     )
-                labels.append(text)
+                labels.append(label_text)
         return labels
 
     def _evaluate_group(

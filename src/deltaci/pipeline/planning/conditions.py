@@ -112,31 +112,33 @@ def _constant_functions(values: Mapping[str, bool]) -> Functions:
 
 def _replace_skipped(expression: Expression, skipped: Collection[str]) -> Expression:
     """Return an expression in which `needs.ID` is the value of a skipped job, for each of the skipped needs."""
-    names = {name.lower() for name in skipped}
+    skipped_names = {name.lower() for name in skipped}
 
     def find_replacement(node: Expression) -> Expression | None:
         match node:
-            case Index(Context(name), Literal(str() as key)) if name.lower() == "needs" and key.lower() in names:
+            case Index(Context(name), Literal(str() as key)) if (
+                name.lower() == "needs" and key.lower() in skipped_names
+            ):
                 return Call("fromJSON", (Literal(_SKIPPED_TEXT, node.column),), node.column)
             case _:
                 return None
 
-    return replace_nodes(expression, find_replacement) if names else expression
+    return replace_nodes(expression, find_replacement) if skipped_names else expression
 
 
 def _explain_false(expression: Expression, known_contexts: Contexts, skipped: Collection[str]) -> str:
     """Return the reason for a false condition, with the values of its references, as a message."""
-    text = format_expression(expression)
+    condition_text = format_expression(expression)
     descriptions = []
     contexts = {**known_contexts, "needs": dict.fromkeys(skipped, SKIPPED_NEED)}
     references = ((reference.context, reference.keys) for reference in context_references(expression))
     for reference in dict.fromkeys(references):
         context, keys = reference
-        node: Expression = Context(context)
+        reference_node: Expression = Context(context)
         for key in keys:
-            node = Index(node, Literal(key))
+            reference_node = Index(reference_node, Literal(key))
         try:
-            value = evaluate(node, contexts)
+            value = evaluate(reference_node, contexts)
         except ExpressionError:
             continue
         if keys and is_primitive(value):
@@ -145,7 +147,8 @@ def _explain_false(expression: Expression, known_contexts: Contexts, skipped: Co
             display_value = f"'{shortened}'" if isinstance(value, str) else "not given" if value is None else shortened
             descriptions.append(f"{'.'.join((context, *keys))} is {display_value}")
     description_list = f": {', '.join(descriptions[:MAX_REASON_VALUES])}" if descriptions else ""
-    return f"its condition is false{description_list} (if: {text if len(text) <= 200 else text[:199] + '…'})"
+    short_condition = condition_text if len(condition_text) <= 200 else condition_text[:199] + "…"
+    return f"its condition is false{description_list} (if: {short_condition})"
 
 
 def job_condition(result: ConditionResult, *, has_needs: bool, may_be_skipped: bool) -> Expression | None:

@@ -56,11 +56,11 @@ def _short_ref(ref: str) -> str:
 
 def _event(change: Change) -> dict[str, Any]:
     """Return the keys of `github.event` that are known for every forge."""
-    owner, _, name = change.repository.rpartition("/")
+    owner, _, repository_name = change.repository.rpartition("/")
     event: dict[str, Any] = {
         "repository": {
             "full_name": change.repository,
-            "name": name,
+            "name": repository_name,
             "owner": {"login": owner},
             "default_branch": change.default_branch,
         },
@@ -149,26 +149,26 @@ def _typed_inputs(declared_inputs: Mapping[str, model.Input], values: Mapping[st
 
 def _typed_value(name: str, declaration: model.Input, value: Any) -> Any:
     """Return the value of an input converted to its declared type. Raise `InputError` if it is invalid."""
-    text = _input_text(value)
+    value_text = _input_text(value)
     match declaration.type:
         case "boolean":
-            if text not in ("true", "false"):
-                raise InputError(name, f"{text[:80]!r} for the input {name!r}", "expected true or false")
-            return text == "true"
+            if value_text not in ("true", "false"):
+                raise InputError(name, f"{value_text[:80]!r} for the input {name!r}", "expected true or false")
+            return value_text == "true"
         case "number":
             try:
-                number = float(text)
+                number = float(value_text)
             except ValueError:
                 number = nan
             if not isfinite(number):
-                raise InputError(name, f"{text[:80]!r} for the input {name!r}", "expected a number")
+                raise InputError(name, f"{value_text[:80]!r} for the input {name!r}", "expected a number")
             return int(number) if number.is_integer() else number
         case "choice":
             allowed = [_input_text(option) for option in declaration.options]
-            if text not in allowed:
+            if value_text not in allowed:
                 raise InputError(
-                    name, f"{text[:80]!r} for the input {name!r}", f"expected one of: {', '.join(allowed)}"
+                    name, f"{value_text[:80]!r} for the input {name!r}", f"expected one of: {', '.join(allowed)}"
                 )
-            return text
+            return value_text
         case _:
-            return text
+            return value_text

@@ -64,7 +64,7 @@ class MatrixExpander:
         for index, (job_name, combination) in enumerate(
             zip(unique_names(expansion.combinations), expansion.combinations, strict=True)
         ):
-            strategy = contexts.strategy_context(
+            strategy_values = contexts.strategy_context(
                 index, total, is_fail_fast=expansion.is_fail_fast, max_parallel=expansion.max_parallel
             )
             if self._is_requested(job_id, job_name, combination.values):
@@ -72,7 +72,7 @@ class MatrixExpander:
                     MatrixJob(
                         name=job_name,
                         values=combination.values,
-                        strategy=strategy,
+                        strategy=strategy_values,
                         is_fail_fast=expansion.is_fail_fast,
                         max_parallel=expansion.max_parallel,
                     )

@@ -168,19 +168,19 @@ class JobFilter:
         """Return the properties of a job that the selection by changed paths depends on."""
         job = self._jobs[name]
         needs = tuple(need for need in self._needs[name] if need in candidates)
-        consumes, downloads_from = _needs_with_used_outputs(self._references(name, job), needs), set[str]()
+        consumed_needs, downloads_from = _needs_with_used_outputs(self._references(name, job), needs), set[str]()
         if downloads_artifacts(job):
             indirect_needs = transitive_needs(name, self._needs)
             downloads_from = {
                 need for need in indirect_needs & candidates if uploads_artifacts(self._jobs[need])
             } - set(needs)
-            consumes |= {need for need in needs if uploads_artifacts(self._jobs[need])}
+            consumed_needs |= {need for need in needs if uploads_artifacts(self._jobs[need])}
         return SelectableJob(
             name=name,
             paths=job.paths or (),
             projects=job.project or (() if job.paths and not self._projects else None),
             needs=needs,
-            consumes=tuple(sorted(consumes)),
+            consumes=tuple(sorted(consumed_needs)),
             has_outputs=bool(job.outputs or job.output_path or uploads_artifacts(job)),
             downloads_from=tuple(sorted(downloads_from)),
         )

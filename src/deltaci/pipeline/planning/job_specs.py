@@ -151,12 +151,12 @@ class _SpecBuilder:
 
     def _select_contexts(self) -> dict[str, Any]:
         """Return the values of the known contexts that the collected references read."""
-        contexts = {}
-        for name in SENT_CONTEXTS:
-            key_paths = [reference.keys for reference in self._references if reference.context == name]
+        selected_contexts = {}
+        for context_name in SENT_CONTEXTS:
+            key_paths = [reference.keys for reference in self._references if reference.context == context_name]
             if key_paths:
-                contexts[name] = select_keys(self._instance.contexts[name], key_paths)
-        return contexts
+                selected_contexts[context_name] = select_keys(self._instance.contexts[context_name], key_paths)
+        return selected_contexts
 
     # -- steps
 
@@ -174,17 +174,19 @@ class _SpecBuilder:
 
     def _build_step(self, step: model.Step, path: Path) -> wire.Step:
         contexts, full_path = self._instance.contexts, (*self._instance.path, *path)
-        defaults = (self._job.defaults.run, self._settings.pipeline.defaults.run)
+        run_defaults = (self._job.defaults.run, self._settings.pipeline.defaults.run)
         env = {name: to_text(value) for name, value in step.env.items()}
         inputs = {name: to_text(value) for name, value in step.with_.items()}
         shell = workdir = ""
         if step.run is not None:
-            shell = step.shell or next((default.shell for default in defaults if default.shell), None) or ""
+            shell = (
+                step.shell or next((run_default.shell for run_default in run_defaults if run_default.shell), None) or ""
+            )
             shell = self._interpolator.text((*full_path, "shell"), shell, contexts)
-            workdirs = (step.working_directory, *(default.working_directory for default in defaults))
+            workdirs = (step.working_directory, *(run_default.working_directory for run_default in run_defaults))
             workdir = next((candidate for candidate in workdirs if candidate), "")
         self._add_references(path, (step.name, step.run or "", workdir, *env.values(), *inputs.values()))
-        minutes = step.timeout_minutes
+        timeout_minutes = step.timeout_minutes
         timeout_path = (*full_path, "timeout-minutes")
         return wire.Step(
             run=step.run or "",
@@ -192,9 +194,9 @@ class _SpecBuilder:
             env=env,
             workdir=workdir,
             timeout_seconds=0
-            if minutes is None
+            if timeout_minutes is None
             else minutes_to_seconds(
-                self._interpolator.number(timeout_path, minutes, contexts, maximum=model.MAX_MINUTES)
+                self._interpolator.number(timeout_path, timeout_minutes, contexts, maximum=model.MAX_MINUTES)
             ),
             continue_on_error=self._interpolator.boolean(
                 (*full_path, "continue-on-error"), step.continue_on_error, contexts

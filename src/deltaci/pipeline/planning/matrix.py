@@ -146,24 +146,24 @@ class _Matrix:
     def _report(self, path: tuple[str | int, ...], message: str) -> None:
         self._problems.append(MatrixProblem(("matrix", *path), message))
 
-    def _read_axis(self, name: str, values: object) -> None:
+    def _read_axis(self, axis: str, values: object) -> None:
         """Check an axis and add it to the axes, or report its problems."""
-        if not _AXIS.fullmatch(name):
-            self._report((name,), "is not a valid axis name; expected letters, digits, '_' and '-', as in matrix.NAME")
+        if not _AXIS.fullmatch(axis):
+            self._report((axis,), "is not a valid axis name; expected letters, digits, '_' and '-', as in matrix.NAME")
         elif not _is_list(values):
-            self._report((name,), f"found {_describe(values)}; expected a list of values")
+            self._report((axis,), f"found {_describe(values)}; expected a list of values")
         elif not values:
-            self._report((name,), "has no values, so there would be no jobs; expected at least one")
+            self._report((axis,), "has no values, so there would be no jobs; expected at least one")
         elif len(values) > MAX_PRODUCT:
-            self._report((name,), f"has {len(values)} values; at most {MAX_COMBINATIONS} combinations")
-        elif self._check_values((name,), enumerate(values)):
+            self._report((axis,), f"has {len(values)} values; at most {MAX_COMBINATIONS} combinations")
+        elif self._check_values((axis,), enumerate(values)):
             first_indices: dict[str, int] = {}
             for index, value in enumerate(values):
                 first_index = first_indices.setdefault(_canonical(value), index)
                 if first_index != index:
                     message = f"is {_describe_typed(value)} again, as in [{first_index}]; list each value once"
-                    self._report((name, index), message)
-            self._axes[name] = tuple(values)
+                    self._report((axis, index), message)
+            self._axes[axis] = tuple(values)
 
     def _check_values(self, path: tuple[str | int, ...], values: Iterator[tuple[str | int, object]]) -> bool:
         """Report invalid values, given with their keys below `path`. Return whether all are valid."""
@@ -226,11 +226,11 @@ class _Matrix:
         for entry_index, entry in enumerate(self._exclude):
             indices = matcher.matching_indices(entry)
             excluded_indices.append(indices)
-            for key, value in entry.items():
-                if not indices[key]:
-                    values = ", ".join(map(_describe_typed, self._axes[key][:5]))
-                    message = f"{_describe_typed(value)} is not a value of {key} ({values}), so it has no effect"
-                    self.notes.append(MatrixProblem(("matrix", "exclude", entry_index, key), message))
+            for axis, value in entry.items():
+                if not indices[axis]:
+                    value_list = ", ".join(map(_describe_typed, self._axes[axis][:5]))
+                    message = f"{_describe_typed(value)} is not a value of {axis} ({value_list}), so it has no effect"
+                    self.notes.append(MatrixProblem(("matrix", "exclude", entry_index, axis), message))
         return [
             combination
             for combination in matcher.all()
@@ -383,8 +383,8 @@ def _unique_names(job: str, named_values: Sequence[Entry], all_values: Sequence[
 
 
 def _plain_name(job: str, job_values: Entry) -> str:
-    texts = [text for value in job_values.values() for text in _scalar_texts(value) if text]
-    return f"{job} ({', '.join(texts)})" if texts else job
+    value_texts = [value_text for value in job_values.values() for value_text in _scalar_texts(value) if value_text]
+    return f"{job} ({', '.join(value_texts)})" if value_texts else job
 
 
 def _with_hash(name: str, hash: str) -> str:
@@ -438,8 +438,8 @@ def _type_name(value: object) -> str:
     return "text" if isinstance(value, str) else "number" if isinstance(value, int | float) else type(value).__name__
 
 
-def _list_axes(names: Mapping[str, object]) -> str:
-    return " or ".join(names) or "an axis, but there is none"
+def _list_axes(axes: Mapping[str, object]) -> str:
+    return " or ".join(axes) or "an axis, but there is none"
 
 
 def split_message(message: str) -> tuple[str, str]:

@@ -74,8 +74,8 @@ class Projects:
             self._names.setdefault(folder, name)
         self._projects_inside: dict[str, list[str]] = {}  # folder -> the project folders inside it
         for folder in sorted(self._names):
-            for outer in ancestors(folder):
-                self._projects_inside.setdefault(outer, []).append(folder)
+            for outer_folder in ancestors(folder):
+                self._projects_inside.setdefault(outer_folder, []).append(folder)
         links: dict[str, set[Link]] = {folder: set() for folder in self._names}
         for project in sorted_projects:
             links[self.folders[project.name]].update(Link(DEPENDS, folder) for folder in self._needed_folders(project))
@@ -88,7 +88,9 @@ class Projects:
                 if needs_node not in links:
                     links[needs_node] = {*links[containing_folder]}
         for folder, outgoing_links in links.items():
-            outgoing_links.update(Link(CONTAINS, inner) for inner in self._projects_inside.get(folder, ()))
+            outgoing_links.update(
+                Link(CONTAINS, inner_folder) for inner_folder in self._projects_inside.get(folder, ())
+            )
         self._links = {folder: tuple(sorted(outgoing_links)) for folder, outgoing_links in links.items()}
 
     def _needed_folders(self, project: Project) -> Iterator[str]:

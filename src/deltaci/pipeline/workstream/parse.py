@@ -175,13 +175,13 @@ def _check_base(base: Node | None, problems: ProblemList) -> None:
     """Report a base that git would refuse as the name of a branch."""
     if base is None or base.kind != TEXT or not base.value:
         return
-    name = base.value
-    if name.startswith("refs/"):
+    branch = base.value
+    if branch.startswith("refs/"):
         problems.add(
-            base.position, f"{quote(name)} as a branch", "expected its name alone", name.removeprefix("refs/heads/")
+            base.position, f"{quote(branch)} as a branch", "expected its name alone", branch.removeprefix("refs/heads/")
         )
-    elif _INVALID_BRANCH.search(name):
-        problems.add(base.position, f"{quote(name)} as a branch", "expected a name that git allows, e.g. 'main'")
+    elif _INVALID_BRANCH.search(branch):
+        problems.add(base.position, f"{quote(branch)} as a branch", "expected a name that git allows, e.g. 'main'")
 
 
 class _NodeBuilder:
