@@ -42,7 +42,10 @@ def test_waits_are_sorted_by_claim_order_with_dependent_jobs_last() -> None:
     assert first_reasons(waits(lab)) == [
         ("r1/first.1", "Waits for a worker: no worker is registered."),
         ("r1/build.1", "Waits for a worker: no worker is registered."),
-        ("r1/ask", "Waits for approval by a person. There is no deadline."),
+        (
+            "r1/ask",
+            "Waits for approval by a person until 2026-02-03 08:00:00 UTC (in 30 d). Without approval it fails then.",
+        ),
         ("r1/ship", "Waits for build and ask."),
     ]
 

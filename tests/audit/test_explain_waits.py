@@ -288,13 +288,13 @@ def test_an_unaccepted_lease_names_its_deadline() -> None:
 
 def test_an_approval_names_its_deadline_and_the_consequence() -> None:
     """The approver must know how much time is left."""
-    lab = Lab().plan(gate("ok", approval_seconds=900), gate("open"))
+    lab = Lab().plan(gate("ok", approval_seconds=900), gate("default"))
 
     timed = only(why(lab, lab.job("ok")), "waiting_for_approval").text
-    endless = only(why(lab, lab.job("open")), "waiting_for_approval").text
+    default = only(why(lab, lab.job("default")), "waiting_for_approval").text
 
     assert "waits for approval by a person until 2026-01-04 08:15:00 UTC (in 15 min). Without" in timed
-    assert "There is no deadline." in endless
+    assert "(in 30 d). Without approval it fails then." in default
 
 
 def test_an_approval_by_several_people_names_who_may_approve_and_who_did() -> None:

@@ -84,9 +84,9 @@ async def test_each_kind_of_wait_has_its_reason(site: Opened) -> None:
         )
         assert (await first_reason(ada, "gpu"))[0] == "no_fitting_worker"
         assert "the only worker, w1, lacks gpu" in (await first_reason(ada, "gpu"))[1]
-        assert await first_reason(ada, "people") == (
-            "waiting_for_approval",
-            "Waits for approval by a person. There is no deadline.",
+        code, text = await first_reason(ada, "people")
+        assert (code, text.endswith("(in 30 d). Without approval it fails then.")) == ("waiting_for_approval", True), (
+            text
         )
         assert await first_reason(ada, "after") == ("waiting_for_jobs", "Waits for busy and gpu.")
         await ops.post(f"/workers/{runner.name}/drain", {"reason": "new disk"})
