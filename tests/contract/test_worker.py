@@ -138,7 +138,7 @@ class UnprintableError(Exception):
         (OSError("\n  first of two\nlines"), "OSError: first of two"),
         (ValueError("x" * 5000), f"ValueError: {'x' * 5000}"[:MAX_LINE_CHARS]),
         (ValueError("lone \udc80"), "ValueError: lone ?"),
-        (UnprintableError(), "Speechless: its message cannot be shown"),
+        (UnprintableError(), "UnprintableError: its message cannot be shown"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
