@@ -30,17 +30,17 @@ class Backoff:
     """
 
     def __init__(self, first_seconds: float, max_seconds: float) -> None:
-        self._first = self._next = first_seconds
-        self._max = max_seconds
+        self._first_seconds = self._next_seconds = first_seconds
+        self._max_seconds = max_seconds
 
     def next(self, random: float = 1.0) -> float:
         """Return the delay before the next attempt in seconds, and double the one after it. `random` is from 0 to 1."""
-        delay, self._next = self._next, min(self._max, self._next * 2)
+        delay, self._next_seconds = self._next_seconds, min(self._max_seconds, self._next_seconds * 2)
         return delay * (0.5 + 0.5 * random)
 
     def reset(self) -> None:
         """Make the next delay the first one again. Call it after a successful attempt."""
-        self._next = self._first
+        self._next_seconds = self._first_seconds
 
 
 def next_run_at(

@@ -42,10 +42,12 @@ class MonotonicClock:
 
     def __init__(self, elapsed_ns: Callable[[], int] = boot_time_ns, jump_seconds: float = JUMP_SECONDS) -> None:
         self._elapsed_ns = elapsed_ns
-        self._max_jump = jump_seconds * SECOND
+        self._max_jump_microseconds = jump_seconds * SECOND
         self._last_time = 0
-        self._last_elapsed = elapsed_ns() // NANOSECONDS_PER_MICROSECOND
-        self._offset: int | None = None  # The largest accepted difference between the store's clock and elapsed time.
+        self._last_elapsed_microseconds = elapsed_ns() // NANOSECONDS_PER_MICROSECOND
+        self._max_offset: int | None = (
+            None  # The largest accepted difference between the store's clock and elapsed time.
+        )
         self._has_warned = False
         self.lead = 0  # The time of this clock minus the store's time, at the last reading.
 
@@ -53,25 +55,25 @@ class MonotonicClock:
         """Return the time at which to make decisions, given a reading of the store's clock."""
         elapsed = self._elapsed_ns() // NANOSECONDS_PER_MICROSECOND
         offset = store_time - elapsed  # A delayed answer makes it smaller, never larger.
-        if self._offset is None:
-            self._offset = offset
+        if self._max_offset is None:
+            self._max_offset = offset
         now = store_time
-        if offset - self._offset > self._max_jump:
-            now = elapsed + self._offset
+        if offset - self._max_offset > self._max_jump_microseconds:
+            now = elapsed + self._max_offset
             self._warn_once((store_time - now) / SECOND)
         else:
-            self._offset = max(self._offset, offset)
+            self._max_offset = max(self._max_offset, offset)
         if now < self._last_time:
-            now = self._last_time + max(0, elapsed - self._last_elapsed)
-        self._last_time, self._last_elapsed = now, elapsed
+            now = self._last_time + max(0, elapsed - self._last_elapsed_microseconds)
+        self._last_time, self._last_elapsed_microseconds = now, elapsed
         self.lead = now - store_time
         return now
 
     def advance_to(self, record_time: int) -> None:
         """Move the clock forward to the time at which a record was written, if that is later."""
         if record_time > self._last_time:
-            if self._offset is not None:
-                self._offset += record_time - self._last_time
+            if self._max_offset is not None:
+                self._max_offset += record_time - self._last_time
             self._last_time = record_time
 
     def _warn_once(self, seconds: float) -> None:

@@ -96,14 +96,14 @@ class Shard:
         self._clock = clock
         self._unreadable_reporter = unreadable_reporter
         self._unit_of_work = UnitOfWork()
-        self._stored: dict[str, tuple[int, int | None]] = {}  # Version and due time of each cached record.
+        self._stored_columns: dict[str, tuple[int, int | None]] = {}  # Version and due time of each cached record.
         self._absent_ids: list[str] = []
         self._loaded_ids: set[str] = set()  # Read from the store during this batch.
         self._granted_count = 0
-        self._requested: dict[PoolKey, int] = {}
+        self._requested_counts: dict[PoolKey, int] = {}
         self._limited_tenants = limited_tenants  # Tenants whose last claim had a limit; shared by all shards.
-        self._live_leases: dict[str, int] = {}
-        self._groups = ConcurrencyGroups()
+        self._live_lease_counts: dict[str, int] = {}
+        self._concurrency_groups = ConcurrencyGroups()
         self._pools: dict[PoolKey, list[StoredRecord]] = {}
         self._inbox: deque[PendingRequests] = deque()
         self._inbox_size = 0
@@ -112,7 +112,7 @@ class Shard:
 
     def caches(self, id: str) -> bool:
         """Return whether this shard caches the record with this id; then it should decide commands for it."""
-        return id in self._stored
+        return id in self._stored_columns
 
     def submit(self, pending: PendingRequests) -> None:
         """Add requests to the inbox, for the next batch. Raises `Overloaded` if too many wait already."""
@@ -217,14 +217,14 @@ class Shard:
 
     def _clear_cache(self) -> None:
         latest_at = self._unit_of_work.latest_at
-        self._unit_of_work, self._stored, self._absent_ids = UnitOfWork(), {}, []
+        self._unit_of_work, self._stored_columns, self._absent_ids = UnitOfWork(), {}, []
         self._unit_of_work.latest_at = latest_at
 
     def _process(self, requests: Sequence[Request]) -> Transaction[list[Response]]:
-        if len(self._stored) > MAX_CACHED:
+        if len(self._stored_columns) > MAX_CACHED:
             self._clear_cache()
         self._loaded_ids.clear()
-        self._granted_count, self._requested, self._pools = 0, {}, {}
+        self._granted_count, self._requested_counts, self._pools = 0, {}, {}
         required_ids: set[str] = set()
         random_ids: set[str] = set()
         claims: list[Claim] = []
@@ -235,16 +235,16 @@ class Shard:
                 required_ids.update(related_ids(request))
             elif isinstance(request, Claim):
                 pool_key = request.pool_key
-                self._requested[pool_key] = self._requested.get(pool_key, 0) + request.limit
+                self._requested_counts[pool_key] = self._requested_counts.get(pool_key, 0) + request.limit
                 claims.append(request)
         if claims:
-            self._groups = ConcurrencyGroups()
+            self._concurrency_groups = ConcurrencyGroups()
             yield from self._count_live_leases(claims)
         ready: list[StoredRecord] | None = None
         if len(requests) == 1 and isinstance(claim := requests[0], Claim) and (limit := self._remaining_limit(claim)):
             store_now, ready = yield BeginClaim(claim.tenant, claim.labels, limit, claim.only_ids, self._clock.lead)
         else:
-            store_now, stored_records = yield Begin(tuple(id for id in required_ids if id not in self._stored))
+            store_now, stored_records = yield Begin(tuple(id for id in required_ids if id not in self._stored_columns))
             self._cache_loaded(stored_records, required_ids | random_ids)
         now = self._clock.read(store_now)
         events: list[Event] = []
@@ -278,9 +278,9 @@ class Shard:
         for stored in stored_records:
             id = stored.record.id
             self._loaded_ids.add(id)
-            if id not in self._stored or self._stored[id][0] < stored.version:
+            if id not in self._stored_columns or self._stored_columns[id][0] < stored.version:
                 self._unit_of_work.records[id] = stored.record
-                self._stored[id] = (stored.version, stored.due_at)
+                self._stored_columns[id] = (stored.version, stored.due_at)
             if isinstance(stored.record, UnreadableRecord):
                 self._unreadable_reporter.report(stored.record)
         for id in required_ids:
@@ -298,7 +298,7 @@ class Shard:
         for id in (*self._absent_ids, *self._loaded_ids):
             if not is_cacheable(self._unit_of_work.records.get(id)):
                 self._unit_of_work.records.pop(id, None)
-                self._stored.pop(id, None)
+                self._stored_columns.pop(id, None)
         self._absent_ids.clear()
         self._unit_of_work.job_ids.clear()
 
@@ -366,12 +366,12 @@ class Shard:
         else:
             stale_ids = [
                 cached_id
-                for cached_id in self._stored
+                for cached_id in self._stored_columns
                 if cached_id not in self._loaded_ids and cached_id not in changed
             ]
         for stale_id in stale_ids:
             self._unit_of_work.records.pop(stale_id, None)
-            self._stored.pop(stale_id, None)
+            self._stored_columns.pop(stale_id, None)
         return bool(stale_ids)
 
     def _load(self, not_loaded: NotLoaded, whole_run_id: str = "") -> Transaction[None]:
@@ -388,7 +388,7 @@ class Shard:
 
         This must be the first query of the transaction, see `CountLiveLeases`.
         """
-        self._live_leases.clear()
+        self._live_lease_counts.clear()
         limit_by_tenant: dict[str, int] = {}
         for claim in claims:
             if claim.tenant_limit:
@@ -397,13 +397,13 @@ class Shard:
                 self._limited_tenants.discard(claim.tenant)
         for tenant in sorted(limit_by_tenant):
             self._limited_tenants.add(tenant)
-            self._live_leases[tenant] = yield CountLiveLeases(tenant, limit_by_tenant[tenant])
+            self._live_lease_counts[tenant] = yield CountLiveLeases(tenant, limit_by_tenant[tenant])
 
     def _remaining_limit(self, claim: Claim) -> int:
         """Return how many attempts the claim may get, given its own limit and the tenant's limit on live leases."""
         if not claim.tenant_limit:
             return claim.limit
-        return max(0, min(claim.limit, claim.tenant_limit - self._live_leases[claim.tenant]))
+        return max(0, min(claim.limit, claim.tenant_limit - self._live_lease_counts[claim.tenant]))
 
     def _ready_pool(self, claim: Claim, now: int, ready: list[StoredRecord] | None) -> Transaction[list[StoredRecord]]:
         """Return the ready attempts that this claim may choose from.
@@ -418,7 +418,10 @@ class Shard:
         while pool_key not in self._pools:
             # Attempts that this batch granted are still ready in the store, so ask for that many more. Not for more:
             # the query locks what it finds until the commit.
-            limit, excluded_groups = self._requested[pool_key] + granted_count, self._groups.held_groups(claim.tenant)
+            limit, excluded_groups = (
+                self._requested_counts[pool_key] + granted_count,
+                self._concurrency_groups.held_groups(claim.tenant),
+            )
             query = FindReady(claim.tenant, claim.labels, now, limit, claim.only_ids, excluded_groups)
             stored_records: list[StoredRecord] = yield from self._unreadable_reporter.find_readable(
                 query, now + STUCK_SECONDS * SECOND
@@ -462,11 +465,11 @@ class Shard:
             if record.avoid and attempt.should_yield(
                 record, claim.worker_id, claim.other_worker_labels, claim.other_worker_ids
             ):
-                self._requested[claim.pool_key] += 1  # Left to another worker: the query must return one more.
+                self._requested_counts[claim.pool_key] += 1  # Left to another worker: the query must return one more.
                 skipped.append(stored)
                 may_have_more = True
                 continue
-            if record.group and not (yield from self._groups.try_lock(record, now)):
+            if record.group and not (yield from self._concurrency_groups.try_lock(record, now)):
                 may_have_more = True
                 continue
             lease_secret = secret_hex[len(claimed) * SECRET_BYTES * 2 : (len(claimed) + 1) * SECRET_BYTES * 2]
@@ -477,9 +480,9 @@ class Shard:
             claimed.append(granted)
             self._granted_count += 1
             if record.group:
-                self._groups.mark_held(record)
-        if claim.tenant in self._live_leases:
-            self._live_leases[claim.tenant] += len(claimed)
+                self._concurrency_groups.mark_held(record)
+        if claim.tenant in self._live_lease_counts:
+            self._live_lease_counts[claim.tenant] += len(claimed)
         self._pools[claim.pool_key] = skipped + pool[next_index:]
         return ClaimResult(claimed, bool(skipped), skipped_queue_keys(skipped))
 
@@ -564,7 +567,7 @@ class Shard:
 
     def _put_changed(self, record: Record, due_times: dict[str, int | None]) -> Put:
         """Return the `Put` that writes a changed record with its ready time and its due time."""
-        version, old_due_at = self._stored.get(record.id, (0, None))
+        version, old_due_at = self._stored_columns.get(record.id, (0, None))
         deadline = next_due(record)
         due_at = deadline[0] if deadline is not None else None
         if record.id not in due_times and due_at is not None and old_due_at is not None:
@@ -576,16 +579,16 @@ class Shard:
         """Return the `Put` that changes only the stored due time of a record."""
         record = self._unit_of_work.records[id]
         assert record is not None
-        return Put(record, self._stored[id][0], ready_at(record), due_at, is_over(record))
+        return Put(record, self._stored_columns[id][0], ready_at(record), due_at, is_over(record))
 
     def _update_cache(self, put: Put) -> None:
         """Store the new version of a written record, or evict the record if it must not stay cached."""
         id = put.record.id
         if put.is_terminal or not is_cacheable(put.record):
             self._unit_of_work.records.pop(id, None)
-            self._stored.pop(id, None)
+            self._stored_columns.pop(id, None)
         else:
-            self._stored[id] = (put.version + 1, put.due_at)
+            self._stored_columns[id] = (put.version + 1, put.due_at)
 
 
 def related_ids(command: Command) -> Iterable[str]:

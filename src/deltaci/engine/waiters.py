@@ -54,7 +54,7 @@ class WaiterGroup:
         self.waiting: OrderedDict[Waiter, None] = OrderedDict()
         self.query_count = 0  # Queries in flight.
         self.member_count = 0
-        self._repeats: list[ClaimPermit] = []
+        self._repeat_permits: list[ClaimPermit] = []
 
     def permit(self, *, wakes_more: bool = False) -> ClaimPermit:
         """Return a permit that can be handed over once per waiter of the group, at most MAX_HANDOVERS times."""
@@ -81,15 +81,15 @@ class WaiterGroup:
 
         They may have started before the new work was visible.
         """
-        self._repeats += [permit] * min(count, self.query_count - len(self._repeats))
+        self._repeat_permits += [permit] * min(count, self.query_count - len(self._repeat_permits))
 
     def take_repeat(self) -> ClaimPermit | None:
         """Remove and return the permit of one requested repeat, or None if no repeat is requested."""
-        return self._repeats.pop() if self._repeats else None
+        return self._repeat_permits.pop() if self._repeat_permits else None
 
     def trim_repeats(self) -> None:
         """Drop requested repeats until there are no more of them than queries in flight."""
-        del self._repeats[self.query_count :]
+        del self._repeat_permits[self.query_count :]
 
 
 class Waiter:
@@ -160,7 +160,9 @@ class ClaimWaiters:
         self._find_other_workers = find_other_workers
         self._groups: OrderedDict[GroupKey, WaiterGroup] = OrderedDict()
         self._poll_task: asyncio.Task[None] | None = None
-        self._all_left: asyncio.Future[None] | None = None  # Set by `stop`; completed when the last claim has returned.
+        self._last_claim_returned: asyncio.Future[None] | None = (
+            None  # Set by `stop`; completed when the last claim has returned.
+        )
         self._is_closed = False
 
     def close(self) -> None:
@@ -174,8 +176,8 @@ class ClaimWaiters:
         """End all waits as `close` does, and return after the last claim and the poll have ended."""
         self.close()
         if self._groups:
-            self._all_left = asyncio.get_running_loop().create_future()
-            await self._all_left
+            self._last_claim_returned = asyncio.get_running_loop().create_future()
+            await self._last_claim_returned
         if self._poll_task is not None:
             await cancel_and_wait(self._poll_task)
 
@@ -291,8 +293,8 @@ class ClaimWaiters:
             del self._groups[group.key]
             if not self._groups:
                 self._commit_hints.remove_listener(self._on_commit)
-                if self._all_left is not None and not self._all_left.done():
-                    self._all_left.set_result(None)
+                if self._last_claim_returned is not None and not self._last_claim_returned.done():
+                    self._last_claim_returned.set_result(None)
 
     def _on_commit(self, ready: ReadyCounts | None) -> None:
         """Wake waiters after a commit: for each tenant and queue, as many as attempts became ready.

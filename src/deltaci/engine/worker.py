@@ -87,62 +87,62 @@ class _HandlerThreads:
         self._handler = handler
         self._is_async = inspect.iscoroutinefunction(handler)
         self._wake = wake
-        self._finished: list[_FinishedTask] = []
+        self._finished_tasks: list[_FinishedTask] = []
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(concurrency, f"{name}-handler") if not self._is_async else None
-        self._loop = new_loop()
+        self._thread_pool = ThreadPoolExecutor(concurrency, f"{name}-handler") if not self._is_async else None
+        self._handler_loop = new_loop()
         is_running = threading.Event()
-        self._loop.call_soon(is_running.set)
-        self._thread = threading.Thread(target=self._run_loop, name=f"{name}-handlers", daemon=True)
-        self._thread.start()
+        self._handler_loop.call_soon(is_running.set)
+        self._loop_thread = threading.Thread(target=self._run_loop, name=f"{name}-handlers", daemon=True)
+        self._loop_thread.start()
         is_running.wait()  # Some loops lose a call from another thread that arrives before they run.
 
     def begin(self, tasks: Sequence[Task]) -> None:
         """Start the handler for each task, without waiting for it."""
-        if self._threads is None:
-            self._loop.call_soon_threadsafe(self._start_async, tasks)
+        if self._thread_pool is None:
+            self._handler_loop.call_soon_threadsafe(self._start_async, tasks)
             return
         for task in tasks:
-            self._threads.submit(self._run_in_thread, task)
+            self._thread_pool.submit(self._run_in_thread, task)
 
     def _run_loop(self) -> None:
         """Run the event loop of async handlers until it is stopped.
 
         Then cancel the handlers that still run and close the loop.
         """
-        asyncio.set_event_loop(self._loop)
+        asyncio.set_event_loop(self._handler_loop)
         try:
-            self._loop.run_forever()
-            unfinished = asyncio.all_tasks(self._loop)
+            self._handler_loop.run_forever()
+            unfinished = asyncio.all_tasks(self._handler_loop)
             for handler_run in unfinished:
                 handler_run.cancel()
-            self._loop.run_until_complete(asyncio.gather(*unfinished, return_exceptions=True))
+            self._handler_loop.run_until_complete(asyncio.gather(*unfinished, return_exceptions=True))
         finally:
-            self._loop.close()
+            self._handler_loop.close()
 
     def take_finished(self) -> list[_FinishedTask]:
         """Remove and return the tasks that have finished since the last call."""
         with self._lock:
-            finished, self._finished = self._finished, []
+            finished, self._finished_tasks = self._finished_tasks, []
         return finished
 
     def close(self) -> None:
         """Stop the event loop. A plain handler that still runs ends with the process."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        if self._threads is not None:
-            self._threads.shutdown(wait=False)
+        self._handler_loop.call_soon_threadsafe(self._handler_loop.stop)
+        if self._thread_pool is not None:
+            self._thread_pool.shutdown(wait=False)
 
     def _add_finished(self, finished: _FinishedTask) -> None:
         with self._lock:
-            self._finished.append(finished)
-            is_first = len(self._finished) == 1
+            self._finished_tasks.append(finished)
+            is_first = len(self._finished_tasks) == 1
         if is_first:
             self._wake()
 
     def _start_async(self, tasks: Sequence[Task]) -> None:
         for task in tasks:
-            handler_run = self._loop.create_task(self._run_async(task))
-            task.stop = lambda run=handler_run: self._loop.call_soon_threadsafe(run.cancel)  # type: ignore[misc]
+            handler_run = self._handler_loop.create_task(self._run_async(task))
+            task.stop = lambda run=handler_run: self._handler_loop.call_soon_threadsafe(run.cancel)  # type: ignore[misc]
             if task.is_fenced:
                 handler_run.cancel()
 
@@ -218,7 +218,7 @@ class Worker:
         self._labels = labels
         self._ttl_seconds = ttl_seconds
         self._drain_seconds = drain_seconds
-        self._margin = min(5.0, ttl_seconds / 5)  # A handler is stopped this long before its lease ends.
+        self._margin_seconds = min(5.0, ttl_seconds / 5)  # A handler is stopped this long before its lease ends.
         self._tasks: dict[str, Task] = {}
         self._claiming_count = 0
         self._max_claim = min(MAX_CLAIM, max(1, concurrency // CLAIMS_PER_CONCURRENCY))
@@ -308,7 +308,7 @@ class Worker:
 
         The lease began no earlier than the request was sent.
         """
-        return claimed_at + self._ttl_seconds - self._margin
+        return claimed_at + self._ttl_seconds - self._margin_seconds
 
     async def _wait_before_retry(self) -> None:
         with suppress(TimeoutError):
@@ -356,7 +356,7 @@ class Worker:
 
     async def _renew_leases(self) -> None:
         """Renew all leases periodically, and fence each task whose lease may have ended."""
-        interval = max(0.2, min(self._ttl_seconds / 4, self._margin))
+        interval = max(0.2, min(self._ttl_seconds / 4, self._margin_seconds))
         heartbeat_at = time.monotonic() + interval
         while True:
             now = time.monotonic()
@@ -377,7 +377,7 @@ class Worker:
         heartbeats = self._queue.heartbeat_all([task.job.lease_id for task in tasks], self.name)
         try:
             # A store that does not answer must not delay the fencing.
-            async with asyncio.timeout(self._margin / 2):
+            async with asyncio.timeout(self._margin_seconds / 2):
                 answers = await heartbeats
         except (TimeoutError, Unavailable, Conflict):
             return

@@ -88,15 +88,15 @@ class MemoryStore:
         self._finished_rows: dict[str, _Row] = {}
         self._events: list[Event] = []
         self._pruned = 0
-        self._jobs: dict[str, dict[str, None]] = {}
-        self._ready: dict[QueueName, list[ReadyKey]] = {}
-        self._due: list[tuple[int, str]] = []
-        self._live_leases: dict[str, int] = {}  # The number of live leases per tenant.
-        self._groups: dict[tuple[str, str], list[tuple[int, str]]] = {}  # (held until, id), sorted.
+        self._job_ids_by_run: dict[str, dict[str, None]] = {}
+        self._ready_keys: dict[QueueName, list[ReadyKey]] = {}
+        self._due_times: list[tuple[int, str]] = []
+        self._live_lease_counts: dict[str, int] = {}  # The number of live leases per tenant.
+        self._group_holders: dict[tuple[str, str], list[tuple[int, str]]] = {}  # (held until, id), sorted.
         self._lists = MemoryListIndex(self.find_all)
         self._documents = MemoryDocuments()
-        self._undo: list[tuple[str, _Row | None, _Row | None]] = []
-        self._undo_list_changes: list[ListChange] = []
+        self._rows_to_restore: list[tuple[str, _Row | None, _Row | None]] = []
+        self._list_changes_to_undo: list[ListChange] = []
         self.commit_hints = CommitHints()
 
     async def open(self) -> None:
@@ -112,14 +112,14 @@ class MemoryStore:
             result, became_ready = run_transaction(work(), self._answer)
         except BaseException:
             del self._events[event_count:]
-            for id, row, finished_row in reversed(self._undo):
+            for id, row, finished_row in reversed(self._rows_to_restore):
                 self._replace(id, row, finished_row)
-            for change in reversed(self._undo_list_changes):
+            for change in reversed(self._list_changes_to_undo):
                 self._lists.apply(change)
             raise
         finally:
-            self._undo.clear()
-            self._undo_list_changes.clear()
+            self._rows_to_restore.clear()
+            self._list_changes_to_undo.clear()
         if became_ready is not None:
             self.commit_hints.publish(became_ready)
         return result
@@ -135,13 +135,13 @@ class MemoryStore:
         if isinstance(request, Load):
             return self._load(request.ids)
         if isinstance(request, LoadJobs):
-            return self._load(tuple(self._jobs.get(request.run_id, ())))
+            return self._load(tuple(self._job_ids_by_run.get(request.run_id, ())))
         if isinstance(request, FindReady):
             return self._find_ready(request)
         if isinstance(request, FindDue):
             return self._find_due(request)
         if isinstance(request, CountLiveLeases):
-            return min(request.limit, self._live_leases.get(request.tenant, 0))
+            return min(request.limit, self._live_lease_counts.get(request.tenant, 0))
         if isinstance(request, LockGroup):
             return self._holder(request.tenant, request.group, request.now)
         if isinstance(request, Postpone):
@@ -156,10 +156,10 @@ class MemoryStore:
         if request.only_ids:
             return self._find_only(request)
         ready_keys: list[ReadyKey] = []
-        keys = [key for tenant, key in self._ready if tenant == request.tenant]
+        keys = [key for tenant, key in self._ready_keys if tenant == request.tenant]
         for key in matching_queue_keys(keys, request.labels):
             match_count = 0
-            for entry in self._ready[request.tenant, key]:
+            for entry in self._ready_keys[request.tenant, key]:
                 if entry[1] <= request.now and (request.excluded_groups is None or self._is_free(entry[2], request)):
                     ready_keys.append(entry)
                     match_count += 1
@@ -175,7 +175,7 @@ class MemoryStore:
         )
 
     def _holder(self, tenant: str, group: str, now: int) -> str:
-        holders = self._groups.get((tenant, group))
+        holders = self._group_holders.get((tenant, group))
         return holders[-1][1] if holders and holders[-1][0] > now else ""
 
     def _find_only(self, request: FindReady) -> list[StoredRecord]:
@@ -190,7 +190,7 @@ class MemoryStore:
 
     def _find_due(self, request: FindDue) -> list[StoredRecord]:
         due_records: list[StoredRecord] = []
-        for due_at, id in self._due:
+        for due_at, id in self._due_times:
             if due_at > request.now or len(due_records) == request.limit:
                 break
             due_records.append(_stored_record(self._rows[id]))
@@ -210,7 +210,7 @@ class MemoryStore:
         for put in write.puts:
             row = _row(put)
             self._set_rows(row.id, None if put.is_terminal else row, row if put.is_terminal else None)
-        self._undo_list_changes += [self._lists.apply(change) for change in write.list_changes]
+        self._list_changes_to_undo += [self._lists.apply(change) for change in write.list_changes]
         for event in write.events:
             self._events.append(with_seq(event, self._pruned + len(self._events) + 1))
         return self._pruned + len(self._events)
@@ -224,7 +224,7 @@ class MemoryStore:
         return row.version if row else -1 if id in self._finished_rows else 0
 
     def _set_rows(self, id: str, row: _Row | None, finished: _Row | None) -> None:
-        self._undo.append((id, self._rows.get(id), self._finished_rows.get(id)))
+        self._rows_to_restore.append((id, self._rows.get(id), self._finished_rows.get(id)))
         self._replace(id, row, finished)
 
     def _replace(self, id: str, row: _Row | None, finished: _Row | None) -> None:
@@ -233,40 +233,40 @@ class MemoryStore:
         any_old_row = old_row or self._finished_rows.pop(id, None)
         if old_row is not None and old_row.ready is not None:
             queue, entry = old_row.ready
-            entries = self._ready[queue]
+            entries = self._ready_keys[queue]
             del entries[bisect_left(entries, entry)]
             if not entries:
-                del self._ready[queue]
+                del self._ready_keys[queue]
         if old_row is not None and old_row.due_at is not None:
-            del self._due[bisect_left(self._due, (old_row.due_at, id))]
+            del self._due_times[bisect_left(self._due_times, (old_row.due_at, id))]
             self._count_lease(old_row, -1)
         if old_row is not None and old_row.held_until is not None:
-            holders = self._groups[old_row.tenant, old_row.group]
+            holders = self._group_holders[old_row.tenant, old_row.group]
             del holders[bisect_left(holders, (old_row.held_until, id))]
             if not holders:
-                del self._groups[old_row.tenant, old_row.group]
+                del self._group_holders[old_row.tenant, old_row.group]
         if row is not None:
             self._rows[id] = row
             if row.ready is not None:
-                insort(self._ready.setdefault(row.ready[0], []), row.ready[1])
+                insort(self._ready_keys.setdefault(row.ready[0], []), row.ready[1])
             if row.due_at is not None:
-                insort(self._due, (row.due_at, id))
+                insort(self._due_times, (row.due_at, id))
                 self._count_lease(row, 1)
             if row.held_until is not None:
-                insort(self._groups.setdefault((row.tenant, row.group), []), (row.held_until, id))
+                insort(self._group_holders.setdefault((row.tenant, row.group), []), (row.held_until, id))
         if finished is not None:
             self._finished_rows[id] = finished
         self._update_job_index(id, any_old_row, row or finished)
 
     def _count_lease(self, row: _Row, change: int) -> None:
         if row.kind == ATTEMPT_KIND:
-            self._live_leases[row.tenant] = self._live_leases.get(row.tenant, 0) + change
+            self._live_lease_counts[row.tenant] = self._live_lease_counts.get(row.tenant, 0) + change
 
     def _update_job_index(self, id: str, old_row: _Row | None, new_row: _Row | None) -> None:
         if new_row is not None and new_row.kind == JOB_KIND:
-            self._jobs.setdefault(new_row.run_id, {})[id] = None
+            self._job_ids_by_run.setdefault(new_row.run_id, {})[id] = None
         elif old_row is not None and old_row.kind == JOB_KIND:
-            self._jobs[old_row.run_id].pop(id, None)
+            self._job_ids_by_run[old_row.run_id].pop(id, None)
 
     async def read(self, work: Callable[[], ReadTransaction[T]]) -> T:
         """Run the read-only transaction and return its result."""
@@ -327,7 +327,7 @@ class MemoryStore:
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
         """Return up to `limit` claimable attempts of each queue of each tenant that became ready by `before`."""
         attempts: list[ReadyAttempt] = []
-        for (tenant, key), entries in self._ready.items():
+        for (tenant, key), entries in self._ready_keys.items():
             query = FindReady(tenant, (), before, limit)
             ready = ((ready_at, id) for _, ready_at, id in entries if ready_at <= before and self._is_free(id, query))
             attempts += [ReadyAttempt(tenant, key, id, ready_at) for ready_at, id in islice(ready, limit)]
@@ -335,8 +335,10 @@ class MemoryStore:
 
     async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
         """Return up to `limit` attempts of each of the tenant's first `queues` queues, also those not yet claimable."""
-        keys = sorted(key for owner, key in self._ready if owner == tenant)[:queues]
-        return [ReadyAttempt(tenant, key, id, at) for key in keys for _, at, id in self._ready[tenant, key][:limit]]
+        keys = sorted(key for owner, key in self._ready_keys if owner == tenant)[:queues]
+        return [
+            ReadyAttempt(tenant, key, id, at) for key in keys for _, at, id in self._ready_keys[tenant, key][:limit]
+        ]
 
     async def group_holder(self, tenant: str, group: str) -> str:
         """Return the id of the attempt that holds this concurrency group, or an empty string if none does."""

@@ -114,10 +114,10 @@ class SqliteStore:
         self._write_connection: sqlite3.Connection | None = None
         self._idle_readers: list[sqlite3.Connection] = []  # One per reader thread, so one is always available.
         self._is_open = False
-        self._pages = SqlListReader(self._read, "?", self.find_all)
-        self._documents = SqlDocumentReader(self._read, "?")
-        self._log = LogReader(self._read, ("?", "?", "?"))
-        self._ready = ReadyAttemptReader(self._read, ("?1", "?2", "?3", "?4"))
+        self._list_reader = SqlListReader(self._read, "?", self.find_all)
+        self._document_reader = SqlDocumentReader(self._read, "?")
+        self._log_reader = LogReader(self._read, ("?", "?", "?"))
+        self._ready_reader = ReadyAttemptReader(self._read, ("?1", "?2", "?3", "?4"))
         self.commit_hints = CommitHints()
 
     async def open(self) -> None:
@@ -371,15 +371,15 @@ class SqliteStore:
 
     async def page(self, query: ListQuery) -> RecordPage:
         """Return one page of the records that are on all lists of the query, newest first."""
-        return await self._pages.page(query)
+        return await self._list_reader.page(query)
 
     async def count(self, tenant: str, list: str, limit: int) -> int:
         """Return how many records are on this list, up to `limit`."""
-        return await self._pages.count(tenant, list, limit)
+        return await self._list_reader.count(tenant, list, limit)
 
     async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
         """Return the document with this name, or None. An API key is found without a tenant."""
-        return await self._documents.find(kind, name, tenant)
+        return await self._document_reader.find(kind, name, tenant)
 
     async def put_documents(self, documents: Sequence[Document]) -> None:
         """Write all documents. Raises `Conflict` and writes none if the stored version of one is not its `version`."""
@@ -400,7 +400,7 @@ class SqliteStore:
         self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
     ) -> list[Document]:
         """Return up to `limit` of the tenant's documents with this name prefix, by name, after the name `after`."""
-        return await self._documents.list_documents(kind, tenant, after, limit, prefix)
+        return await self._document_reader.list_documents(kind, tenant, after, limit, prefix)
 
     async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
         """Delete the document if it still has this version. Return whether it was deleted."""
@@ -418,15 +418,15 @@ class SqliteStore:
 
         Without an entity or run, the events of all records.
         """
-        return await self._log.events(after, limit, entity_id, run_id, self.find)
+        return await self._log_reader.events(after, limit, entity_id, run_id, self.find)
 
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
         """Return up to `limit` claimable attempts of each queue of each tenant that became ready by `before`."""
-        return await self._ready.ready_attempts(before, limit)
+        return await self._ready_reader.ready_attempts(before, limit)
 
     async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
         """Return up to `limit` attempts of each of the tenant's first `queues` queues, also those not yet claimable."""
-        return await self._ready.queued_attempts(tenant, limit, queues)
+        return await self._ready_reader.queued_attempts(tenant, limit, queues)
 
     async def group_holder(self, tenant: str, group: str) -> str:
         """Return the id of the attempt that holds this concurrency group, or an empty string if none does."""

@@ -28,7 +28,7 @@ class JobEventsExporter:
     """Converts the events of a log, in order, to `JobEvent`s. Keeps state only for jobs that have not ended."""
 
     def __init__(self) -> None:
-        self._live: dict[str, _JobState] = {}
+        self._live_jobs: dict[str, _JobState] = {}
 
     def export(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
         """Yield the `JobEvent`s for these events, which must follow those of the previous call in the log."""
@@ -37,7 +37,7 @@ class JobEventsExporter:
                 yield from self._export(event)
 
     def _export(self, event: Event) -> Iterator[dict[str, Any]]:
-        job = self._live.setdefault(event.entity_id, _JobState())
+        job = self._live_jobs.setdefault(event.entity_id, _JobState())
         change = Change(event.from_, event.to, event.trigger, event.actor)
         steps, job.status = JOB_VIEW.project_change(job.status, change)
         for step in steps:
@@ -57,7 +57,7 @@ class JobEventsExporter:
                 job_event["request_id"] = event.request_id
             yield job_event
         if event.to in TERMINAL:
-            del self._live[event.entity_id]
+            del self._live_jobs[event.entity_id]
 
 
 def job_events(events: Iterable[Event]) -> Iterator[dict[str, Any]]:

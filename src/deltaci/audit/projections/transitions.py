@@ -77,13 +77,13 @@ class TransitionsExporter:
     def __init__(self, state: ExporterState | None = None) -> None:
         state = state if state is not None else ExporterState()
         self._last_at = state.last_at
-        self._live = state.live
+        self._live_entities = state.live
         self._has_workers = state.has_workers
 
     @property
     def state(self) -> ExporterState:
         """The current state of the exporter, not a copy: encode it before exporting the next event."""
-        return ExporterState(self._last_at, self._live, self._has_workers)
+        return ExporterState(self._last_at, self._live_entities, self._has_workers)
 
     def export(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
         """Yield the transitions for these events, which must follow those of the previous call in the log."""
@@ -93,9 +93,9 @@ class TransitionsExporter:
                 yield from self._export(event)
 
     def _export(self, event: Event) -> Iterator[dict[str, Any]]:
-        entity = self._live.get(event.entity_id)
+        entity = self._live_entities.get(event.entity_id)
         if entity is None:
-            if event.from_ is not None or (event.entity == JOB and event.run_id not in self._live):
+            if event.from_ is not None or (event.entity == JOB and event.run_id not in self._live_entities):
                 return
             entity = self._create(event)
         old_state = entity.state
@@ -118,15 +118,15 @@ class TransitionsExporter:
 
         A task is kept until its run ends, because other tasks may need it.
         """
-        if event.entity == JOB and event.run_id in self._live:
+        if event.entity == JOB and event.run_id in self._live_entities:
             return
-        del self._live[event.entity_id]
+        del self._live_entities[event.entity_id]
         for task_id in entity.task_ids:
-            if self._live[task_id].has_ended:
-                del self._live[task_id]
+            if self._live_entities[task_id].has_ended:
+                del self._live_entities[task_id]
 
     def _create(self, event: Event) -> EntityState:
-        entity = self._live[event.entity_id] = EntityState()
+        entity = self._live_entities[event.entity_id] = EntityState()
         if event.entity == WORKER:
             self._has_workers = True
             entity.properties["export_version"] = EXPORT_VERSION
@@ -134,7 +134,7 @@ class TransitionsExporter:
             entity.properties = {key: event.metadata[key] for key in _CREATION_KEYS if key in event.metadata}
             if event.metadata.get("kind") == core_job.APPROVAL:
                 entity.state = LEFT_OUT
-            self._live[event.run_id].task_ids.append(event.entity_id)
+            self._live_entities[event.run_id].task_ids.append(event.entity_id)
         return entity
 
     def _transition(self, event: Event, entity: EntityState, source: str, target: str) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class TransitionsExporter:
     def _is_unlisted(self, worker_id: str) -> bool:
         # A worker `host` may run tasks as `host/1`, without a registration for each.
         names = (worker_id, worker_id.partition("/")[0])
-        return self._has_workers and not any(name in self._live for name in names)
+        return self._has_workers and not any(name in self._live_entities for name in names)
 
     def _task_properties(self, entity: EntityState) -> dict[str, Any]:
         properties = entity.properties
@@ -185,15 +185,17 @@ class TransitionsExporter:
 
     def _must_complete(self, id: str) -> bool:
         """Return whether the job with this id is a required task. The export names only such needs as dependencies."""
-        properties = self._live[id].properties
+        properties = self._live_entities[id].properties
         return bool(properties["kind"] == core_job.TASK and properties["is_required"])
 
     def _workstream_metadata(self, event: Event, entity: EntityState, target: str) -> dict[str, Any]:
         if target == "ready":
-            return {"task_count": sum(self._live[id].properties["kind"] == core_job.TASK for id in entity.task_ids)}
+            return {
+                "task_count": sum(self._live_entities[id].properties["kind"] == core_job.TASK for id in entity.task_ids)
+            }
         job_id = event.metadata.get("job_id", "")
         if target == "executing":
             return {"cause": event.metadata["cause"]}  # It may be an opened approval: then no task runs yet.
-        if target == "failed" and job_id and self._live[job_id].properties["kind"] == core_job.APPROVAL:
+        if target == "failed" and job_id and self._live_entities[job_id].properties["kind"] == core_job.APPROVAL:
             return {"approval_gate": True}
         return {"task_id": job_id} if job_id else {}
