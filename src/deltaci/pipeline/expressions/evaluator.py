@@ -160,15 +160,18 @@ class Evaluator:
         return False, None
 
     def _find_context(self, context: Context) -> Value:
-        name = context.name.lower()
-        if name not in self._contexts:
+        context_name = context.name.lower()
+        if context_name not in self._contexts:
             available = self._contexts
             raise EvaluationError(
                 ExpressionProblem(
-                    context.column, quote(context.name), "a context that is available here", nearest(name, available)
+                    context.column,
+                    quote(context.name),
+                    "a context that is available here",
+                    nearest(context_name, available),
                 )
             )
-        return self._contexts[name]
+        return self._contexts[context_name]
 
     def _evaluate_call(self, call: Call) -> Value:
         if call.name.lower() == "case" and not argument_problem(call):

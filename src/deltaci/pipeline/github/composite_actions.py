@@ -364,8 +364,8 @@ class _ActionInliner:
                 rewritten.append((text_node(step.position, name), value))
         if env := self._merge_env(step):
             rewritten.append((text_node(step.position, "env"), Node(OBJECT, step.position, env)))
-        names = {key.raw for key, _ in rewritten}
-        if "run" in names and self.use.has_working_directory and "working-directory" not in names:
+        key_names = {key.raw for key, _ in rewritten}
+        if "run" in key_names and self.use.has_working_directory and "working-directory" not in key_names:
             rewritten.append((text_node(step.position, "working-directory"), text_node(step.position, ".")))
         return Node(OBJECT, step.position, rewritten)
 

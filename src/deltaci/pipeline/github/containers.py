@@ -80,7 +80,7 @@ def _convert_service(name: Node, node: Node, converter: Converter) -> Node | Non
     if "env" in entries:
         converted_keys["env"] = convert_env(entries["env"].value, "jobs.services.env", converter)
     if "ports" in entries:
-        ports = [_convert_port(item, converter) for item in items(entries["ports"].value)]
+        ports = [_convert_port(port_node, converter) for port_node in items(entries["ports"].value)]
         converted_keys["ports"] = list_node(
             entries["ports"].value.position, [port for port in ports if port is not None]
         )

@@ -102,14 +102,14 @@ def convert_concurrency(node: Node, availability_key: str, converter: Converter)
     if "group" not in entries:
         converter.report_unsupported(node.position, "'concurrency' without 'group'", "expected the group's name")
         return None
-    converted: dict[str, Node | None] = {
+    converted_keys: dict[str, Node | None] = {
         "group": converter.convert_text(entries["group"].value, availability_key, "group")
     }
     if "cancel-in-progress" in entries:
-        converted["cancel-in-progress"] = converter.convert_boolean(
+        converted_keys["cancel-in-progress"] = converter.convert_boolean(
             entries["cancel-in-progress"].value, availability_key, "cancel-in-progress"
         )
-    return object_node(node.position, converted)
+    return object_node(node.position, converted_keys)
 
 
 def read_run_defaults(node: Node, converter: Converter) -> Entries:
@@ -168,31 +168,33 @@ def _convert_run_defaults(
     return object_node(key.position, {"run": object_node(key.position, converted_entries)})
 
 
-def _convert_settings(key: Node, entries: Entries, converted: dict[str, Node | None], converter: Converter) -> None:
+def _convert_settings(
+    key: Node, entries: Entries, converted_keys: dict[str, Node | None], converter: Converter
+) -> None:
     """Add the timeout, `continue-on-error`, concurrency and outputs of a job to its converted keys."""
-    converted["timeout-minutes"] = Node(NUMBER, key.position, JOB_TIMEOUT_MINUTES, str(JOB_TIMEOUT_MINUTES))
+    converted_keys["timeout-minutes"] = Node(NUMBER, key.position, JOB_TIMEOUT_MINUTES, str(JOB_TIMEOUT_MINUTES))
     if "timeout-minutes" in entries:
-        converted["timeout-minutes"] = converter.convert_number(
+        converted_keys["timeout-minutes"] = converter.convert_number(
             entries["timeout-minutes"].value, "jobs.timeout-minutes", "timeout-minutes"
         )
     if "continue-on-error" in entries:
         allow_failure = converter.convert_boolean(
             entries["continue-on-error"].value, "jobs.continue-on-error", "continue-on-error"
         )
-        converted["allow_failure"] = allow_failure
+        converted_keys["allow_failure"] = allow_failure
     if "concurrency" in entries:
-        converted["concurrency"] = convert_concurrency(entries["concurrency"].value, "jobs.concurrency", converter)
+        converted_keys["concurrency"] = convert_concurrency(entries["concurrency"].value, "jobs.concurrency", converter)
     if "outputs" in entries:
-        converted["outputs"] = _convert_outputs(entries["outputs"].value, converter)
+        converted_keys["outputs"] = _convert_outputs(entries["outputs"].value, converter)
 
 
 def _convert_outputs(node: Node, converter: Converter) -> Node | None:
     if node.kind != OBJECT:
         converter.report_unsupported(node.position, f"{node.describe()} as 'outputs'", "expected names with texts")
         return None
-    converted = []
+    converted_outputs = []
     for name, output in node.value:
         value = converter.convert_text(output, "jobs.outputs", name.raw)
         if value is not None and value.kind == TEXT and value.value:
-            converted.append((name, value))
-    return Node(OBJECT, node.position, converted)
+            converted_outputs.append((name, value))
+    return Node(OBJECT, node.position, converted_outputs)

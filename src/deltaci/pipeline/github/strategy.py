@@ -105,12 +105,14 @@ def _convert_axis(key: Node, node: Node, converter: Converter) -> tuple[Node | N
         return None, None
     item_nodes: list[Node] = []
     encoded_values: set[bytes] = set()
-    for item in node.value:
-        converted_item = _convert_value(item if item.kind != NULL else text_node(item.position, ""), converter)
+    for value_node in node.value:
+        converted_item = _convert_value(
+            value_node if value_node.kind != NULL else text_node(value_node.position, ""), converter
+        )
         encoded_value = msgspec.json.encode(_to_value(converted_item))
         if encoded_value in encoded_values and OPEN.encode() not in encoded_value:
             converter.warn(
-                item.position, f"{converted_item.describe()} a second time", "the repetition has no effect here"
+                value_node.position, f"{converted_item.describe()} a second time", "the repetition has no effect here"
             )
             continue
         encoded_values.add(encoded_value)

@@ -60,16 +60,16 @@ def check_nodes(root: Node, problems: ProblemList) -> None:
 
 def _check_steps_or_approval(key: Node, job: Node, add_problem: AddProblem) -> None:
     steps, approval = entry(job, "steps"), entry(job, "approval")
-    if steps is None and approval is None and not any(_replaces_steps(name.raw) for name, _ in pairs(job)[:50]):
+    if steps is None and approval is None and not any(_replaces_steps(key_name.raw) for key_name, _ in pairs(job)[:50]):
         add_problem(
             key.position,
             f"the job {quote(key.raw)} without 'steps'",
             "expected steps for a runner, or an approval for people",
         )
     if approval is not None:
-        for name in RUNNER_KEYS:
-            if runner_entry := entry(job, name):
-                message = f"{quote(name)} in the job {quote(key.raw)}, which is an approval"
+        for key_name in RUNNER_KEYS:
+            if runner_entry := entry(job, key_name):
+                message = f"{quote(key_name)} in the job {quote(key.raw)}, which is an approval"
                 add_problem(
                     runner_entry[0].position,
                     message,

@@ -114,15 +114,15 @@ class _JobScope:
 
     @cached_property
     def axes(self) -> _NameList | None:
-        """The axes of the matrix and further keys of `include`; None if an expression computes them."""
+        """The axes of the matrix and further keys of `include_node`; None if an expression computes them."""
         matrix = child(child(self._job, "strategy"), "matrix")
         if matrix is None:
             return _NameList()
-        include = child(matrix, "include")
-        if matrix.kind != OBJECT or (include is not None and include.kind != LIST):
+        include_node = child(matrix, "include")
+        if matrix.kind != OBJECT or (include_node is not None and include_node.kind != LIST):
             return None
         axes = [key.raw for key, _ in pairs(matrix) if key.raw not in ("include", "exclude")]
-        added_keys = [key.raw for row in items(include) for key, _ in pairs(row)]
+        added_keys = [key.raw for combination in items(include_node) for key, _ in pairs(combination)]
         return _NameList(dict.fromkeys([*axes, *added_keys]))
 
     @cached_property

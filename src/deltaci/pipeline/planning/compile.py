@@ -250,13 +250,13 @@ class _Compiler:
         for index, matrix_job in enumerate(matrix_jobs):
             if self._bytes > MAX_PLAN_BYTES or self._interpolator.problems.is_full:
                 break
-            after = need_names if selected.condition.uses_status else ()
+            preceding_names = need_names if selected.condition.uses_status else ()
             if matrix_job.max_parallel is not None and index >= matrix_job.max_parallel:
-                after = (*after, matrix_jobs[index - matrix_job.max_parallel].name)
+                preceding_names = (*preceding_names, matrix_jobs[index - matrix_job.max_parallel].name)
             shared_fields: dict[str, Any] = {
                 "name": matrix_job.name,
                 "needs": () if selected.condition.uses_status else need_names,
-                "after": after,
+                "after": preceding_names,
                 "family": job_id if matrix_job.name != job_id else "",
                 "is_family_fail_fast": matrix_job.is_fail_fast and len(matrix_jobs) > 1,
                 "priority": min(job.priority, 0) if self._settings.cache_scope else job.priority,

@@ -158,13 +158,13 @@ class MatrixExpander:
             self._interpolator.value((*path, index), value, self._context_values) for index, value in enumerate(axis)
         ]
 
-    def _evaluate_rows(self, path: Path, rows: Any) -> Any:
-        if isinstance(rows, str):
-            return self._interpolator.value(path, rows, self._context_values)
+    def _evaluate_rows(self, path: Path, combinations: Any) -> Any:
+        if isinstance(combinations, str):
+            return self._interpolator.value(path, combinations, self._context_values)
         return [
             {
                 key: self._interpolator.value((*path, index, key), value, self._context_values)
-                for key, value in row.items()
+                for key, value in combination.items()
             }
-            for index, row in enumerate(rows)
+            for index, combination in enumerate(combinations)
         ]

@@ -114,19 +114,19 @@ class JobFilter:
         skipped_needs = [need for need in excluded_needs if self.excluded[need].code in (CONDITION, NEED_EXCLUDED)]
         skipped_needs = [need for need in skipped_needs if need not in self._optional_needs[name]]
         included_needs = [need for need in self._needs[name] if need not in self.excluded]
-        context_values, status = dict(self._context_values), dict[str, bool]()
+        context_values, status_results = dict(self._context_values), dict[str, bool]()
         if not included_needs:
             context_values["needs"] = dict.fromkeys(excluded_needs, SKIPPED_NEED)
-            status = {"success": not skipped_needs, "failure": False, "cancelled": False}
+            status_results = {"success": not skipped_needs, "failure": False, "cancelled": False}
         elif skipped_needs:
-            status = {"success": False}
+            status_results = {"success": False}
         condition_text = self._jobs[name].if_
         try:
             result = conditions.decide_condition(
                 self._interpolator.condition(condition_text),
                 context_values,
                 skipped=excluded_needs,
-                status=status,
+                status=status_results,
                 shared_budget=self._interpolator.budget,
             )
         except ExpressionError as error:

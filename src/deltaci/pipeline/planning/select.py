@@ -149,10 +149,10 @@ class _Selection:
                     "bad_spec", f"job {job.name!r} belongs to project {name!r}, which is not declared; declare it"
                 )
 
-    def _add_patterns(self, owner: str | None, label: str, texts: Sequence[str]) -> None:
+    def _add_patterns(self, owner: str | None, label: str, pattern_texts: Sequence[str]) -> None:
         """Parse the patterns of an owner and register them. `label` names the owner in errors."""
         try:
-            self._patterns_by_owner[owner] = parse_all(texts)
+            self._patterns_by_owner[owner] = parse_all(pattern_texts)
         except BadPattern as error:
             raise Refused("bad_spec", f"{label}: pattern {error.item}, {error}") from error
         for index, pattern in enumerate(self._patterns_by_owner[owner]):

@@ -95,13 +95,13 @@ def required_labels(workstream: Workstream, task: Task | None = None) -> list[st
 
 def validation_job_spec(workstream: Workstream) -> dict[str, Any]:
     """Return the job spec of the validation before the merge as plain values. The caller adds worktree and rules."""
-    work = wire.JobSpec(
+    job_spec = wire.JobSpec(
         image=workstream.image,
         executor=workstream.executor,
         network=workstream.network,
         env=_env_texts(workstream.env),
     )
-    fields: dict[str, Any] = msgspec.to_builtins(work)
+    fields: dict[str, Any] = msgspec.to_builtins(job_spec)
     return fields
 
 
