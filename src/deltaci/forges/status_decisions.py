@@ -89,7 +89,7 @@ class ForgeResponse(msgspec.Struct, frozen=True):
 
 
 class StatusApi(Protocol):
-    """Builds the requests that set commit statuses on one kind of forge."""
+    """Builds the requests that set commit statuses on one kind of forge, and interprets the responses."""
 
     def build_request(self, project: ForgeProject, report: StatusReport, check_id: str) -> ForgeRequest:
         """Build the request for a report. `check_id` is the forge's id of the run's existing check, if it has one."""

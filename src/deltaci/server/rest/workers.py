@@ -51,7 +51,7 @@ async def resume_worker(call: Call) -> api.Worker:
 
 
 async def remove_worker(call: Call) -> api.Worker:
-    """Remove a worker. A worker that has already stopped is marked, so that it cannot register again by itself."""
+    """Shut a worker down unless it has stopped already, and mark it, so that it cannot register again by itself."""
     incarnation, record = await _load_latest(call)
     removed_worker = _serialize(call, record)
     if not incarnation.is_over:

@@ -224,13 +224,13 @@ class UploadHandlers:
         max_bytes = await self._within_quota(attempt.tenant, self._limits.cache_bytes, request)
         async with self._received_body(request, max_bytes) as (file, blob_stat):
             await self._message_handlers.leased_attempt(runner, request.lease_id())
-            is_first = await self._disk.run(lambda: self._blobs.put_if_absent(blob_key, file)) is not None
-        if is_first:
+            is_stored = await self._disk.run(lambda: self._blobs.put_if_absent(blob_key, file)) is not None
+        if is_stored:
             await self._delete_if_lease_lost(runner, request, blob_key)
             self._count_stored(attempt.tenant, blob_stat.bytes)
             scope = job_spec(attempt).cache_scope
             await self._disk.run(lambda: self._needs.remember_cache(attempt.tenant, scope, cache_key))
-        return StoredCache(stored=is_first, bytes=blob_stat.bytes, sha256=blob_stat.sha256)
+        return StoredCache(stored=is_stored, bytes=blob_stat.bytes, sha256=blob_stat.sha256)
 
     # -- bodies
 
