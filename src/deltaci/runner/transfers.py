@@ -94,7 +94,7 @@ class Transfers:
         """Upload a file once. Raise `Unreachable` if the server stored other bytes than were read."""
         digest = sha256()
 
-        def parts(file: BinaryIO) -> Iterator[bytes]:
+        def read_parts(file: BinaryIO) -> Iterator[bytes]:
             remaining = size
             while remaining:
                 if self._is_stopped():
@@ -110,7 +110,7 @@ class Transfers:
                 yield part
 
         with open_file() as file:
-            uploaded = self._client.upload(self._lease_id, path, parts(file), size)
+            uploaded = self._client.upload(self._lease_id, path, read_parts(file), size)
         if uploaded.stored and uploaded.sha256 != digest.hexdigest():
             raise Unreachable("the server stored other bytes than were sent")
         return uploaded

@@ -103,7 +103,10 @@ class QueueClients:
             await asyncio.sleep(random.choice((5.0, 60.0)))
 
     async def _pick_worker(self, random: Random) -> str:
-        """Return the name of a registered queue client that may claim. One that was shut down gets a new name."""
+        """Return the name of a queue client for the next claim, and register it if it is new.
+
+        One that was shut down gets a new name. If the scenario has no registered clients, it is the unregistered one.
+        """
         if not self._names:
             return UNREGISTERED
         index = random.randrange(len(self._names))

@@ -44,7 +44,7 @@ FAULT_KINDS: Final = (
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A fault that begins at this moment and lasts for some seconds.
+    """A fault that begins at the time `at` and lasts for some seconds.
 
     The server or runner that it hits is chosen by `target`, an arbitrary number.
     """
@@ -56,9 +56,9 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class UserAction(msgspec.Struct, frozen=True):
-    """Something that a user does at this moment.
+    """An action of users at the time `at`.
 
-    Its number identifies it, so that the rest of the history depends little on which other actions are left out.
+    The randomness of the action depends on its number, so that leaving out other actions changes little.
     """
 
     at: float

@@ -180,11 +180,11 @@ class _Parser:
             raise self._error(f"a second quantifier '{self._peek()}'", "one behind each character")
         if character == "?":
             return piece.ways + 1
-        low, high = _repetition_range(count_match) if count_match is not None else (0, MAX_LINE_CHARS)
-        if not 0 <= low <= high <= MAX_LINE_CHARS:
+        min_count, max_count = _repetition_range(count_match) if count_match is not None else (0, MAX_LINE_CHARS)
+        if not 0 <= min_count <= max_count <= MAX_LINE_CHARS:
             self._position = start
             raise self._error("a count that cannot be", f"'{{n,m}}' with n up to m, and m up to {MAX_LINE_CHARS}")
-        return high - low + 1
+        return max_count - min_count + 1
 
     def _peek(self) -> str:
         """Return the next character without consuming it; empty at the end."""
@@ -196,7 +196,7 @@ class _Parser:
 
 def _repetition_range(count_match: re.Match[str]) -> tuple[int, int]:
     """Return the lower and upper bound of `{n,m}`. Return 1 and 0, which is no valid range, if both are missing."""
-    low, comma, high = count_match.groups()
-    if not low and not high:
+    min_count, comma, max_count = count_match.groups()
+    if not min_count and not max_count:
         return 1, 0
-    return int(low or 0), int(high) if high else MAX_LINE_CHARS if comma else int(low)
+    return int(min_count or 0), int(max_count) if max_count else MAX_LINE_CHARS if comma else int(min_count)

@@ -143,16 +143,16 @@ class Mask:
         masked_until = self._pending_masked_bytes
         if not masked_until and not candidates:
             return block[:end]
-        parts: list[bytes] = []
+        output_parts: list[bytes] = []
         for start, stop in sorted(span for form in candidates for span in _occurrences(block, form)):
             if start >= end:
                 break
             if start >= masked_until:
-                parts += (block[masked_until:start], self._mark)
+                output_parts += (block[masked_until:start], self._mark)
             masked_until = max(masked_until, stop)
-        parts.append(block[masked_until:end])
+        output_parts.append(block[masked_until:end])
         self._pending_masked_bytes = max(0, masked_until - end)
-        return b"".join(parts)
+        return b"".join(output_parts)
 
 
 def _occurrences(block: bytes, form: bytes) -> Iterator[tuple[int, int]]:

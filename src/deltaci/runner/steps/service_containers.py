@@ -38,7 +38,7 @@ class ServiceContainers:
         self._log = log
         self._id = secrets.token_hex(8)
         self._tool = ""
-        self._started: list[tuple[str, str]] = []  # Names of services and of their containers.
+        self._started_containers: list[tuple[str, str]] = []  # Names of services and of their containers.
         self._network = ""
 
     async def start(self, expressions: JobExpressions, seconds_left: float) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class ServiceContainers:
             command = self.command(service, expressions.interpolate(service.image), env)
             self._log.write_line(f"service {service.name}: {expressions.interpolate(service.image)}")
             # Before the call, so that a container whose start fails half-way is removed.
-            self._started.append((service.name, self._container_name(service)))
+            self._started_containers.append((service.name, self._container_name(service)))
             await self._run_checked(command, f"service {service.name}", env)
         context: dict[str, Any] = {}
         for service in self._spec.services:
@@ -134,20 +134,20 @@ class ServiceContainers:
 
     async def _log_output(self) -> None:
         """Write the last lines that each service printed to the job's log."""
-        for name, container in self._started:
+        for name, container in self._started_containers:
             _, output = await self._run(["logs", "--tail", str(MAX_LOG_LINES), container], with_errors=True)
             for line in output.splitlines()[-MAX_LOG_LINES:]:
                 self._log.write_line(f"service {name}: {line}")
 
     async def close(self, *, is_failed: bool = False) -> None:
         """Remove all containers and their network. If the job failed, log the last output of the services first."""
-        if is_failed and self._started:
+        if is_failed and self._started_containers:
             await self._log_output()
-        for _, container in self._started:
+        for _, container in self._started_containers:
             await self._run(["rm", "--force", "--volumes", container])
         if self._network:
             await self._run(["network", "rm", self._network])
-        self._started, self._network = [], ""
+        self._started_containers, self._network = [], ""
 
     async def _run_checked(self, arguments: list[str], subject: str, env: dict[str, str] | None = None) -> None:
         """Run podman or docker. Raise `StepFailed`, which names `subject`, if it fails."""

@@ -89,11 +89,11 @@ def _lock_files_warning(rule: CacheRule, lock_files: list[ArtifactFile], unmatch
     return ""
 
 
-def _find_named(workspace: Path, names: list[str]) -> tuple[list[ArtifactFile], list[str]]:
+def _find_named(workspace: Path, patterns: list[str]) -> tuple[list[ArtifactFile], list[str]]:
     """Return the lock files that match these patterns, sorted by path, and the patterns that match none."""
-    matches = {name: find_files(workspace, [ArtifactRule(path_glob=name)], _LIMITS) for name in names}
+    matches = {pattern: find_files(workspace, [ArtifactRule(path_glob=pattern)], _LIMITS) for pattern in patterns}
     by_path = {file.path: file for files in matches.values() for file in files}
-    return [by_path[path] for path in sorted(by_path)], [name for name, files in matches.items() if not files]
+    return [by_path[path] for path in sorted(by_path)], [pattern for pattern, files in matches.items() if not files]
 
 
 def _find_common(workspace: Path) -> list[ArtifactFile]:
