@@ -55,7 +55,7 @@ TAKEOVER: Final = [
 
 @pytest.mark.proves("MOD-T1")
 def test_a_retry_is_another_attempt_whose_index_is_one_higher() -> None:
-    """The failed attempt stays as it was, for whoever wants to know why."""
+    """The failed attempt stays as it was, as evidence."""
     lab = Lab().plan(task("a", max_attempts=2))
     lab.fail(lab.claim(lab.attempt("a")))
     first = lab.attempt("a")
@@ -71,7 +71,7 @@ def test_a_retry_is_another_attempt_whose_index_is_one_higher() -> None:
 
 @pytest.mark.proves("MOD-T1", "MOD-5")
 def test_a_lost_lease_is_no_retry_but_another_claim_of_the_same_attempt() -> None:
-    """Nobody knows whether it failed, so no attempt is used up."""
+    """It is unknown whether the job failed, so no attempt is used up."""
     lab, _ = running()
 
     lab.after(120).do(attempt.Expire(id="r1/a.1"))
@@ -202,7 +202,7 @@ def test_what_the_orchestrator_ends_itself_it_takes_over(
 
 @pytest.mark.proves("MOD-2", "MOD-5")
 def test_too_many_lost_leases_end_in_a_takeover() -> None:
-    """Document 004 sees the orchestrator claim what nobody could keep, and fail it."""
+    """Document 004 sees the orchestrator claim the job that lost its leases, and fail it."""
     lab, granted = running(max_lost_leases=0)
 
     lab.after(120).do(attempt.Expire(id="r1/a.1"))
@@ -215,8 +215,8 @@ def test_too_many_lost_leases_end_in_a_takeover() -> None:
 
 @pytest.mark.proves("MOD-2")
 @pytest.mark.parametrize("actor", ["orchestrator", "user:ada"])
-def test_whoever_requeues_what_was_lost_too_often_only_the_orchestrator_takes_over(actor: str) -> None:
-    """A person may ask, but a job of the queue is claimed, started and failed by the one who ends it."""
+def test_only_the_orchestrator_takes_over_a_job_that_lost_too_many_leases(actor: str) -> None:
+    """A person may request it, but the orchestrator claims, starts and fails the job."""
     lab = Lab()
     lab.enqueue(max_lost_leases=0)
     lab.claim(lab.queued())
@@ -242,8 +242,8 @@ def test_the_exported_job_events_count_their_own_rev() -> None:
 
 
 @pytest.mark.proves("MOD-2")
-def test_a_cancel_that_nobody_can_acknowledge_is_a_claim_by_the_orchestrator() -> None:
-    """Nobody has the attempt, so there is nothing to stall: the queue sees it claimed, started and failed."""
+def test_a_cancel_without_a_runner_is_a_claim_by_the_orchestrator() -> None:
+    """No runner has the attempt, so there is nothing to stall: the queue sees it claimed, started and failed."""
     lab = Lab()
     lab.enqueue()
 
@@ -263,7 +263,7 @@ def test_a_cancel_that_nobody_can_acknowledge_is_a_claim_by_the_orchestrator() -
 def test_a_result_after_the_cancel_is_the_acknowledgement_and_not_accepted(
     message: type[attempt.Outcome], is_success: bool
 ) -> None:
-    """Whoever canceled was told that it stops; a late success must not undo that."""
+    """The person who cancelled was promised that it stops; a late success must not undo that."""
     lab, granted = running()
     lab.cancel_run()
     brought = {"artifacts": [{"type": "log", "uri": "s3://logs/1"}]}

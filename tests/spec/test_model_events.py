@@ -49,7 +49,7 @@ def busy() -> Lab:
 
 @pytest.mark.proves("MOD-L1")
 def test_the_lease_id_is_in_no_record_and_in_no_log() -> None:
-    """Whoever can read the store or the log must not be able to speak for a runner."""
+    """Read access to the store or the log must not be enough to act as a runner."""
     lab = Lab().plan(task("a"))
     granted = lab.claim(lab.attempt("a"))
     lab.send(attempt.Heartbeat, granted)
@@ -76,7 +76,7 @@ def test_a_guessed_lease_id_is_unknown(guess: str) -> None:
 @pytest.mark.proves("MOD-L5")
 @pytest.mark.parametrize("text", ["", "x", "r1/a.1.1.short", "r1/a.1.x.secret-0000000000000001", "..................."])
 def test_a_text_that_cannot_be_a_lease_id_is_an_unknown_lease(text: str) -> None:
-    """Rubbish gets the same answer as a lease that nobody knows."""
+    """An invalid text gets the same response as an unknown lease."""
     with pytest.raises(StaleLease) as refusal:
         ids.lease_ref(text)
 
@@ -93,8 +93,8 @@ def test_a_lease_id_carries_its_attempt(id: str) -> None:
 
 
 @pytest.mark.proves("MOD-L3")
-def test_there_is_never_a_second_live_lease_and_the_log_remembers_the_earlier_ones() -> None:
-    """The record has room for one: a second can only come when the first has ended."""
+def test_there_is_never_a_second_live_lease_and_the_log_has_the_earlier_ones() -> None:
+    """The record has room for one lease: a second one needs the end of the first."""
     lab = Lab()
     lab.enqueue()
     lab.claim(lab.queued(), by="w1")
@@ -203,7 +203,7 @@ def test_the_defaults_are_those_of_the_page() -> None:
 
 @pytest.mark.proves("MOD-E1")
 def test_an_event_has_its_fields_and_all_of_one_transaction_have_the_same_time() -> None:
-    """The log is one: ordered by `seq`, whatever happened in it."""
+    """There is one log, ordered by `seq`."""
     lab = busy()
     log = decoded(lab.canonical())
 
@@ -234,7 +234,7 @@ def test_one_transaction_has_one_time_even_when_a_record_was_written_later() -> 
 @pytest.mark.proves("MOD-E1", "MOD-E5")
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_line_without_one_of_its_fields_is_not_legal(field: str) -> None:
-    """A field that may be missing is one that nobody can rely on."""
+    """Readers cannot rely on a field that may be missing."""
     lines = Lab().plan(task("a")).canonical()
 
     assert "MOD-E1" in altered(lines, lambda log: log[1].pop(field))
@@ -320,7 +320,7 @@ def test_the_verifier_finds_a_lease_that_does_not_ride_on_its_attempt(change: Ca
 
 @pytest.mark.proves("MOD-E4")
 def test_the_severity_follows_document_003() -> None:
-    """Whoever is woken at night is woken by the same things."""
+    """Alerts depend on it."""
     lab = busy()
     lab.plan(task("v", has_validation=True), id="r4")
     lab.work("v", by="w2", run_id="r4")

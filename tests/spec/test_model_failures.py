@@ -80,7 +80,7 @@ def test_the_class_decides_whether_there_is_a_retry(facts: Facts, state: str) ->
 @pytest.mark.proves("MOD-F2")
 @pytest.mark.parametrize("error_code", ["RUNNER_STARTUP", "CACHE_FETCH"])
 def test_a_retryable_failure_is_not_retried_when_no_attempt_remains(error_code: str) -> None:
-    """The limit is the limit, whoever is to blame."""
+    """The limit holds for every class of failure."""
     lab = Lab().plan(task("a", max_attempts=1))
 
     lab.fail(lab.claim(lab.attempt("a")), error_code)
@@ -100,8 +100,8 @@ def test_no_rule_of_the_table_retries_the_user() -> None:
 
 @pytest.mark.proves("MOD-F1", "MOD-F2")
 @pytest.mark.parametrize("line", ["No space left on device", "Connection reset by peer", "npm ERR! ETIMEDOUT"])
-def test_failed_tests_that_are_not_known_flaky_outweigh_whatever_the_log_says(line: str) -> None:
-    """A test may print anything; a report that names it as failed is the better witness."""
+def test_failed_tests_that_are_not_known_flaky_outweigh_the_log(line: str) -> None:
+    """A test may print anything; a report that names failed tests is better evidence."""
     lab = Lab().plan(task("a", max_attempts=3))
     facts = Facts(failed_tests=("t1", "t2"), flaky_tests=("t2",), log_tail=(line,))
 
@@ -130,10 +130,10 @@ OURS = (
         (Facts(exit_code=1), "USER", "failed", "FAILED"),
     ],
 )
-def test_a_projects_own_rules_come_first_and_none_of_them_retries_the_user(
+def test_the_rules_of_a_project_come_first_and_none_of_them_retries_a_user_failure(
     facts: Facts, failure_class: str, rule: str, state: str
 ) -> None:
-    """Who knows the project knows its failures; what is called the user's fault stays final, whatever a rule says."""
+    """A project knows its failures; a user failure stays final under any rule."""
     lab = Lab().plan(task("a", max_attempts=2))
 
     lab.complete(lab.claim(lab.attempt("a")), ok=False, facts=facts, rules=OURS)
@@ -170,10 +170,10 @@ def test_the_event_names_the_class_the_rule_and_the_line() -> None:
         ("r1/a.1", {"is_retryable": True}, "MOD-F2"),
     ],
 )
-def test_the_verifier_finds_a_reason_that_is_not_the_attempts(
+def test_the_verifier_finds_a_reason_that_differs_from_the_attempts(
     entity_id: str, change: dict[str, object], rule: str
 ) -> None:
-    """A job that gives another reason than its attempt misleads whoever reads only one."""
+    """A job with another reason than its attempt misleads readers of the job."""
     lab = Lab().plan(task("a"))
     lab.work("a", ok=False)
     log = [msgspec.json.decode(line) for line in lab.canonical()]

@@ -50,10 +50,10 @@ def reject(who: str, **fields: Any) -> Reject:
     st.sampled_from(((), ("ops",), ("dev",))),
     st.sampled_from((Approve, Reject)),
 )
-def test_who_is_told_that_they_may_may_and_nobody_else(
+def test_the_people_who_are_shown_as_approvers_can_approve_and_no_others(
     gate: Gate, who: str, roles: tuple[str, ...], order: type[Approve] | type[Reject]
 ) -> None:
-    """A button that is refused, or one that is missing, would be a lie."""
+    """A button that is refused, or one that is missing, would be wrong."""
     lab = asked(started_by="ada", role=gate.role, approvers=gate.approvers, not_by_starter=gate.not_by_starter)
     told = refusal_reason(gate, who, roles, "ada", approves=order is Approve)
     command = order(id=ID, actor=f"user:{who}", roles=roles)
@@ -83,8 +83,8 @@ def test_only_people_with_the_role_of_a_gate_decide_it(roles: tuple[str, ...]) -
 
 @pytest.mark.proves("MOD-G1")
 @pytest.mark.parametrize("fields", [{"role": "ops"}, {"approvers": 2}, {"not_by_starter": True}])
-def test_who_has_no_name_decides_no_special_gate(fields: dict[str, Any]) -> None:
-    """Nobody could tell two of them apart."""
+def test_a_person_without_a_name_decides_no_special_gate(fields: dict[str, Any]) -> None:
+    """Two persons without names could not be told apart."""
     lab = asked(**fields)
 
     assert lab.refused(Approve(id=ID, actor="user", roles=("ops",))).code == "not_allowed"
@@ -92,8 +92,8 @@ def test_who_has_no_name_decides_no_special_gate(fields: dict[str, Any]) -> None
 
 
 @pytest.mark.proves("MOD-G3")
-def test_who_started_the_run_may_reject_but_not_approve() -> None:
-    """Four eyes: the second pair is somebody else's."""
+def test_the_person_who_started_the_run_may_reject_but_not_approve() -> None:
+    """Four eyes: another person must approve."""
     lab = asked(not_by_starter=True)
 
     refusal = lab.refused(approve("ada"))
@@ -107,8 +107,8 @@ def test_who_started_the_run_may_reject_but_not_approve() -> None:
 
 @pytest.mark.proves("MOD-G3")
 @pytest.mark.parametrize("started_by", ["", "bob"])
-def test_whoever_else_may_approve(started_by: str) -> None:
-    """A run that no person started has nobody to bar."""
+def test_other_people_may_approve(started_by: str) -> None:
+    """A run that no person started excludes no approver."""
     lab = asked(started_by, not_by_starter=True)
 
     lab.do(approve("ada"))
@@ -201,7 +201,7 @@ def test_one_rejection_is_enough() -> None:
 
 @pytest.mark.proves("MOD-G2")
 def test_an_approval_does_not_move_the_end_of_the_wait() -> None:
-    """Who comes too late comes too late, whoever came before."""
+    """The deadline of a gate is independent of its decisions."""
     lab = asked(approvers=2, approval_seconds=60)
     lab.after(59).do(approve("bob"))
 
@@ -218,7 +218,7 @@ def test_an_approval_does_not_move_the_end_of_the_wait() -> None:
 @pytest.mark.proves("MOD-G4")
 @pytest.mark.parametrize("order", [approve, reject])
 def test_a_decision_about_another_plan_is_refused(order: Any) -> None:
-    """Whoever looked at one plan has not said yes to another."""
+    """An approval of one plan is not an approval of another."""
     lab = asked(approvers=2)
     lab.do(approve("cyd", plan_hash="hash"))
 
@@ -234,8 +234,8 @@ def test_a_decision_about_another_plan_is_refused(order: Any) -> None:
 
 
 @pytest.mark.proves("MOD-G4")
-def test_a_plain_gate_tells_the_plan_of_whoever_named_it() -> None:
-    """And nothing else than before to whoever did not."""
+def test_a_plain_gate_records_the_plan_hash_of_a_decision_that_named_it() -> None:
+    """For a decision without a plan hash, nothing changes."""
     silent, named = Lab().plan(gate("g")), Lab().plan(gate("g"))
 
     silent.do(approve("bob", comment="fine"))
@@ -279,8 +279,8 @@ def tampered(lab: Lab, to: str, **told: Any) -> set[str]:
 
 
 @pytest.mark.proves("MOD-G5")
-def test_what_makes_a_gate_special_is_told_at_its_birth() -> None:
-    """And of a plain one nothing."""
+def test_the_creation_event_of_a_special_gate_has_its_properties() -> None:
+    """The one of a plain gate has none."""
     born = [
         next(event for event in lab.log if event.entity_id == ID).metadata
         for lab in (asked(), asked(role="ops", approvers=2, not_by_starter=True))
@@ -312,7 +312,7 @@ def test_the_verifier_finds_a_gate_with_too_few_or_too_many_approvals() -> None:
 
 @pytest.mark.proves("MOD-G5", "MOD-G2")
 def test_the_verifier_finds_one_person_who_counts_twice() -> None:
-    """Whatever the events say."""
+    """Also if the events claim otherwise."""
     lab = asked(approvers=2)
     lab.do(approve("bob"))
     lab.after(1).do(approve("cyd"))
@@ -347,7 +347,7 @@ def test_the_verifier_finds_a_decision_for_another_plan() -> None:
 
 @pytest.mark.proves("MOD-G5", "MOD-G1")
 def test_the_verifier_finds_a_task_with_a_gate() -> None:
-    """Nobody could pass it."""
+    """It could never be approved."""
     lab = Lab().plan(task("g"))
 
     assert tampered(lab, "PENDING", role="ops") == {"MOD-G1"}
@@ -395,10 +395,10 @@ def may(of: Gate, order: Command) -> bool:
 @pytest.mark.proves("MOD-G1", "MOD-G2", "MOD-G3", "MOD-G4", "MOD-8")
 @settings(max_examples=200, deadline=None)
 @given(of=GATES, orders=st.lists(DECISION | DECISION | OTHER, max_size=12), seconds=st.sampled_from([0, 5, 60]))
-def test_whatever_people_do_a_gate_opens_for_exactly_the_people_it_asks_for(
+def test_a_gate_opens_for_exactly_its_approvers_after_any_commands(
     of: Gate, orders: list[Command], seconds: int
 ) -> None:
-    """Any sequence of decisions, expiries and cancels by anybody: the gate does what its rules say, and shows it."""
+    """After any sequence of decisions, expiries and cancels, the gate follows its rules and shows it."""
     lab = Lab().plan(gate("g", gate=of, approval_seconds=seconds), task("b", "g"), started_by="ada")
     state, people = "WAITING_APPROVAL", list[str]()
     for order in orders:

@@ -61,8 +61,8 @@ def test_the_verifier_finds_a_cancellation_without_a_true_reason(reason: str) ->
 
 @pytest.mark.proves("MOD-6")
 @pytest.mark.parametrize("reason", sorted(job.ORCHESTRATOR_REASONS))
-def test_a_persons_words_are_never_taken_for_a_finding(reason: str) -> None:
-    """Whoever cancels may say anything; that the run was cancelled, or a need lost, is not theirs to find."""
+def test_the_text_of_a_person_is_never_taken_for_a_finding(reason: str) -> None:
+    """The reason of a cancel is free text: it cannot claim that the run was cancelled or a need was lost."""
     lab = Lab().plan(task("a"), gate("g"))
 
     lab.do(CancelJob(id="r1/g", actor="user:ada", reason=reason))
@@ -106,7 +106,7 @@ def test_under_fail_fast_the_run_fails_at_once_and_the_rest_is_canceled() -> Non
 
 
 @pytest.mark.proves("MOD-7")
-def test_a_failed_job_that_may_fail_blocks_nobody() -> None:
+def test_a_failed_job_that_may_fail_blocks_no_other_job() -> None:
     """Document 003's critical is our required; only required jobs decide."""
     lab = Lab().plan(task("a", is_required=False), task("b", "a"), is_fail_fast=True)
 
@@ -181,7 +181,7 @@ def test_a_rejected_job_fails_as_rejected_and_never_had_an_attempt() -> None:
 
 @pytest.mark.proves("MOD-8")
 def test_the_verifier_finds_a_run_that_waits_while_a_job_can_progress() -> None:
-    """A run that claims to wait would never be looked at by whoever could go on."""
+    """No worker would look at a run that claims to wait."""
     lab = Lab().plan(gate("g"), task("a"))
     lab.work("a")
     waits, ends_ = line_of(lab, "r1", run.WAITING_APPROVAL), line_of(lab, "r1/a.1", attempt.STARTING)
@@ -194,8 +194,8 @@ def test_the_verifier_finds_a_run_that_waits_while_a_job_can_progress() -> None:
 # -- 9: terminal records
 
 
-def orders_about(lab: Lab) -> list[Command]:
-    """Everything that anybody might still want of a run, its job and its attempt."""
+def possible_commands(lab: Lab) -> list[Command]:
+    """Return all commands that may be sent to a run, its job and its attempt."""
     return [
         run.Cancel(id="r1", actor="user:ada"),
         run.TimeOut(id="r1"),
@@ -216,15 +216,15 @@ def orders_about(lab: Lab) -> list[Command]:
 @pytest.mark.proves("MOD-9")
 @pytest.mark.parametrize(("ok", "conclusion"), [(True, "SUCCESS"), (False, "FAILED")])
 def test_a_terminal_record_never_changes_except_that_a_run_is_reported(ok: bool, conclusion: str) -> None:
-    """Somebody has acted upon the outcome; its conclusion stays readable when it is published."""
+    """Others have acted on the outcome; the conclusion stays readable when it is published."""
     lab = Lab().plan(task("a"))
     lab.work("a", ok=ok)
     over = lab.run()
 
-    for order in orders_about(lab.after(100_000)):
+    for order in possible_commands(lab.after(100_000)):
         lab.refused(order)
     reported = lab.report()
-    for order in (*orders_about(lab), run.Report(id="r1", actor="reporter")):
+    for order in (*possible_commands(lab), run.Report(id="r1", actor="reporter")):
         lab.refused(order)
 
     assert (over.state, over.conclusion) == (conclusion, conclusion)
@@ -286,7 +286,7 @@ def test_every_accepted_transition_is_one_event_and_one_rev() -> None:
 
 @pytest.mark.proves("MOD-10")
 def test_a_rejected_or_repeated_message_leaves_no_event_and_every_rev_as_it_was() -> None:
-    """Nothing happened, so nothing may be told."""
+    """Nothing happened, so no event may say so."""
     lab = Lab().plan(task("a"))
     lease = lab.claim(lab.attempt("a"))
     lab.complete(lease)
@@ -300,8 +300,8 @@ def test_a_rejected_or_repeated_message_leaves_no_event_and_every_rev_as_it_was(
 
 
 @pytest.mark.proves("MOD-10")
-def test_the_birth_of_a_record_is_an_event_too() -> None:
-    """From null where it can rest in its first state; an attempt is born by being enqueued."""
+def test_the_creation_of_a_record_is_an_event_too() -> None:
+    """Its step leads from null to the first stable state; an attempt is created by being enqueued."""
     lab = Lab().plan(task("a"))
     lab.register("w1")
 

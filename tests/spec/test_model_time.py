@@ -19,7 +19,7 @@ from tests.support.lab import START, Lab, task
 
 @pytest.mark.proves("MOD-4")
 def test_a_clock_that_goes_backwards_does_not_shorten_a_lease() -> None:
-    """The runner was promised its time, whatever the server's clock does."""
+    """A runner keeps its lease for the promised time."""
     lab, granted = leased_job()
     promised = lab.attempt("build").lease
 
@@ -172,7 +172,7 @@ def test_a_worker_that_is_given_up_early_keeps_others_out_until_its_lease_would_
 
 @pytest.mark.proves("MOD-5")
 def test_the_retry_after_a_timeout_waits_until_the_old_lease_would_have_ended() -> None:
-    """The runner that overran its time may not have heard of it yet."""
+    """The runner that exceeded its time may not know it yet."""
     lab, _ = leased_job(timeout_seconds=60, max_attempts=2, base_delay_seconds=1)
 
     lab.after(60).do(attempt.TimeOut(id=ID))

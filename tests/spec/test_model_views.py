@@ -160,7 +160,7 @@ SAMPLES: Final[dict[str, Any]] = {
 
 
 def command(kind: type[Command], actor: str) -> Command:
-    """One order of this kind, with whatever it must have."""
+    """Return a command of this kind with valid fields."""
     needed = {field.name for field in msgspec.structs.fields(kind) if field.required} - {"id"}
     return kind(id="x", actor=actor, **{name: SAMPLES[name] for name in needed})
 
@@ -188,7 +188,7 @@ PUSH: Final = Rule("A", Push, (Target("B", "pushed"),), _to_b, ORCHESTRATOR, "a 
 
 
 def test_two_rules_for_one_state_and_command_are_refused_when_the_machine_is_built() -> None:
-    """If two rules fitted, the order of the table would decide, and nobody would see it."""
+    """Otherwise the order of the table would decide silently."""
     with pytest.raises(InvariantBroken, match="two rules for Push in A"):
         Machine("m", PUSH, Rule("A", Push, (Target("C", "pushed"),), no_change, ORCHESTRATOR, "a test"), initial="A")
 
@@ -202,7 +202,7 @@ def test_two_implied_steps_for_one_state_and_command_are_refused_when_the_machin
 
 
 def test_an_implied_step_without_a_rule_is_refused_when_the_machine_is_built() -> None:
-    """A detour that leads nowhere would only be found by whoever takes it."""
+    """Otherwise the error would only appear when the step is taken."""
     with pytest.raises(InvariantBroken, match="implies a step without a rule"):
         Machine("m", PUSH, Implies("B", Pull, Push, "a test"), initial="A")
 
@@ -256,8 +256,8 @@ def test_every_pair_of_state_and_command_has_a_rule_or_is_refused(name: str) -> 
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_every_command_is_refused_to_whom_it_does_not_belong(name: str) -> None:
-    """Each transition has its owner; nobody else may make it, in whatever state."""
+def test_every_command_is_refused_to_actors_that_do_not_own_it(name: str) -> None:
+    """Each transition has its owner; no other actor may cause it, in any state."""
     machine = MACHINES[name]
 
     for rule in machine.rules:
@@ -270,7 +270,7 @@ def test_every_command_is_refused_to_whom_it_does_not_belong(name: str) -> None:
 @pytest.mark.proves("MOD-V3")
 @pytest.mark.parametrize("name", MACHINES)
 def test_the_machine_has_exactly_the_transitions_of_the_page(name: str) -> None:
-    """Whoever reads the page must be able to rely on it, in both directions."""
+    """Readers must be able to rely on the page, in both directions."""
     machine = MACHINES[name]
     births = {to.state for rule, to in machine.edges() if rule.source == ABSENT}
 
@@ -284,7 +284,7 @@ def test_the_machine_has_exactly_the_transitions_of_the_page(name: str) -> None:
 @pytest.mark.proves("MOD-V3")
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_state_can_be_reached(name: str) -> None:
-    """A state that nothing leads to is a promise that nobody keeps."""
+    """An unreachable state would be a promise that is never kept."""
     machine = MACHINES[name]
     reached = {machine.initial}
 
@@ -406,6 +406,6 @@ def test_a_state_that_a_document_does_not_know_is_shown_as_the_page_says(name: s
     assert view.state_map[state] == shown
 
 
-def test_every_kind_of_record_is_seen_by_a_view() -> None:
-    """A machine that no view sees would be proved by nobody."""
+def test_every_kind_of_record_has_a_view() -> None:
+    """A machine without a view would not be proved."""
     assert {view.entity for view in VIEWS} == set(MACHINES)

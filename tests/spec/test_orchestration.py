@@ -91,7 +91,7 @@ OWNERS: list[tuple[Machine[Any], str, type[Command], tuple[str, ...], str]] = [
 def test_every_transition_has_the_owner_that_document_000_names(
     machine: Machine[Any], source: str, command: type[Command], targets: tuple[str, ...], owner: str
 ) -> None:
-    """A state that two components may write is a state that nobody controls."""
+    """A state that two components may write is controlled by neither."""
     rule = machine.rule(source, command)
 
     assert rule is not None
@@ -180,7 +180,7 @@ def test_a_run_does_not_time_out_before_its_time_nor_before_it_runs() -> None:
 
 @pytest.mark.proves("ORC-R10", "ORC-T3", "ORC-RF2")
 def test_a_run_that_took_too_long_is_timed_out_stopped_and_shown_as_failed() -> None:
-    """The pipeline is bounded, and nobody who reads the outcome needs to know a fifth one."""
+    """A pipeline is bounded, and readers of the outcome need no fifth one."""
     lab = Lab().plan(task("build"), task("test", "build"), timeout_seconds=100)
     granted = lab.claim(lab.attempt("build"))
 
@@ -202,7 +202,7 @@ def test_a_run_that_took_too_long_is_timed_out_stopped_and_shown_as_failed() -> 
 @pytest.mark.proves("ORC-R8")
 @pytest.mark.parametrize("outcome", [each for each in OVER if each != run.CANCELED])
 def test_a_run_that_is_over_cannot_be_canceled_and_a_runner_can_cancel_none(outcome: str) -> None:
-    """An outcome stands, and whoever executes a job has no say over the run."""
+    """An outcome is final, and a runner has no authority over the run."""
     over, live = ended(outcome), Lab().plan(task("build"))
 
     late = over.refused(run.Cancel(id="r1", actor="user:ada"))
@@ -213,8 +213,8 @@ def test_a_run_that_is_over_cannot_be_canceled_and_a_runner_can_cancel_none(outc
 
 @pytest.mark.proves("ORC-I2", "MOD-9")
 @pytest.mark.parametrize("outcome", OVER)
-def test_a_cancel_of_what_is_canceled_changes_nothing_also_once_it_is_reported(outcome: str) -> None:
-    """Whoever lost the answer asks again, and must not be told that it failed."""
+def test_a_cancel_of_a_canceled_run_changes_nothing_also_once_it_is_reported(outcome: str) -> None:
+    """A caller whose response was lost repeats the request, which must not fail."""
     lab = ended(outcome)
     lab.report()
     before = len(lab.log)
@@ -308,7 +308,7 @@ def test_every_outcome_can_be_reported_and_is_kept(outcome: str) -> None:
 
 @pytest.mark.proves("ORC-R12")
 def test_no_transition_leaves_reported() -> None:
-    """What the world was told must not change behind its back."""
+    """A published outcome must not change."""
     lab = ended(run.SUCCESS)
     lab.report()
 

@@ -53,8 +53,8 @@ def test_there_is_no_attempt_before_its_job_is_queued_and_never_the_same_one_twi
 
 
 @pytest.mark.proves("ORC-A1")
-def test_an_attempt_is_born_by_being_published() -> None:
-    """An attempt that nobody can claim would be a job that nobody does."""
+def test_an_attempt_is_created_by_being_published() -> None:
+    """An attempt that no worker can claim would be a job that is never done."""
     lab = Lab().plan(task("build", queue_key="linux", timeout_seconds=77))
 
     born = lab.last(ID)
@@ -66,8 +66,8 @@ def test_an_attempt_is_born_by_being_published() -> None:
 
 @pytest.mark.proves("ORC-A2", "ORC-LF1")
 @pytest.mark.parametrize("state", attempt.ACTIVE_STATES)
-def test_an_attempt_that_is_held_is_granted_to_nobody_else(state: str) -> None:
-    """Two live leases would be two runners with the right to finish the same attempt."""
+def test_a_leased_attempt_is_not_granted_again(state: str) -> None:
+    """With two live leases, two runners could finish the same attempt."""
     lab, granted = leased_job(state)
     before = lab.attempt("build").lease
 
@@ -126,7 +126,7 @@ def test_the_first_heartbeat_or_an_explicit_report_means_that_it_runs(message: t
 
 
 @pytest.mark.proves("ORC-A5")
-def test_the_upload_begins_when_the_runner_says_so_and_nobody_else_can_say_it() -> None:
+def test_only_the_runner_can_begin_the_upload() -> None:
     """Only the runner knows when its steps are over."""
     lab, granted = leased_job(attempt.RUNNING)
 
@@ -141,8 +141,8 @@ def test_the_upload_begins_when_the_runner_says_so_and_nobody_else_can_say_it() 
 @pytest.mark.proves("ORC-A5", "ORC-A6", "ORC-O2")
 @pytest.mark.parametrize("state", attempt.ACTIVE_STATES)
 @pytest.mark.parametrize("ok", [True, False])
-def test_an_accepted_complete_ends_the_attempt_whatever_was_reported_before(state: str, ok: bool) -> None:
-    """Progress is best effort: the record of a silent runner ends as that of a talkative one."""
+def test_an_accepted_complete_ends_the_attempt_after_any_reports(state: str, ok: bool) -> None:
+    """Progress is best effort: the record of a silent runner ends like any other."""
     lab, granted = leased_job(state)
 
     lab.complete(granted, ok=ok)
@@ -155,8 +155,8 @@ def test_an_accepted_complete_ends_the_attempt_whatever_was_reported_before(stat
 
 
 @pytest.mark.proves("ORC-A6")
-def test_a_complete_is_not_accepted_from_anyone_but_the_runner_nor_when_it_contradicts_itself() -> None:
-    """A result must come from whoever executed the attempt, and a success has exit code 0."""
+def test_a_complete_is_accepted_only_from_the_runner_and_only_if_consistent() -> None:
+    """A result must come from the runner that executed the attempt, and a success has exit code 0."""
     lab, granted = leased_job(attempt.UPLOADING)
 
     forged = lab.refused(attempt.Complete(id=ID, actor="user:w1", lease=granted.ref, is_success=True, exit_code=0))
@@ -250,7 +250,7 @@ def test_an_attempt_that_exceeds_the_jobs_timeout_is_timed_out_and_its_lease_rev
 @pytest.mark.parametrize("state", [attempt.QUEUED, *attempt.ACTIVE_STATES])
 @pytest.mark.parametrize("command", [run.Cancel(id="r1", actor="user:ada"), CancelJob(id="r1/build", actor="user:ada")])
 def test_a_cancel_of_the_run_or_of_the_job_reaches_an_attempt_in_every_live_state(state: str, command: Command) -> None:
-    """Whoever cancels need not know how far the work has come."""
+    """A person who cancels need not know how far the job is."""
     lab = Lab().plan(task("build")) if state == attempt.QUEUED else leased_job(state)[0]
 
     lab.do(command)
@@ -379,7 +379,7 @@ def test_one_attempt_has_one_live_lease_however_often_it_is_lost() -> None:
 @pytest.mark.parametrize("message", [attempt.Complete, attempt.CancelAck])
 @pytest.mark.parametrize("end", ["expired", "revoked", "replaced", "forged"])
 def test_complete_and_cancel_ack_count_only_under_the_active_lease(message: type[LeasedCommand], end: str) -> None:
-    """Whoever is not the current owner knows nothing about the state of the attempt."""
+    """Only the current owner knows the state of the attempt."""
     lab, granted = leased_job(attempt.RUNNING)
     if end == "forged":
         granted = Lease("w1", ids.lease_id(ID, 1, "another-secret-of-16"))
@@ -422,7 +422,7 @@ def test_a_zombie_cannot_complete_its_successors_attempt(ok: bool) -> None:
     [attempt.Ack, attempt.Start, attempt.Extend, attempt.Heartbeat, attempt.BeginUpload, attempt.CancelAck],
 )
 def test_any_message_under_an_expired_or_revoked_lease_is_stale(state: str, message: type[LeasedCommand]) -> None:
-    """A dead lease stays dead, whatever its runner still has to say."""
+    """An ended lease stays ended."""
     lab, granted = leased_job(attempt.RUNNING)
     if state == lease.EXPIRED:
         lab.after(lease.TTL_SECONDS).do(attempt.Expire(id=ID))

@@ -32,8 +32,8 @@ def planning(**fields: Any) -> Lab:
 
 
 @pytest.mark.proves("ORC-R1")
-def test_a_runner_cannot_create_a_run_and_nobody_can_plan_one_that_does_not_exist() -> None:
-    """Runs come from webhooks and people; planning needs a record that it can be written to."""
+def test_a_runner_cannot_create_a_run_and_a_missing_run_cannot_be_planned() -> None:
+    """Runs come from webhooks and people; planning needs a stored record."""
     lab = Lab()
 
     asked = lab.refused(NewRecord(id="r1", record=Run(id="r1", run_id="r1"), actor="worker:w1"))
@@ -76,7 +76,7 @@ def test_a_plan_is_refused_before_planning_and_when_it_makes_no_sense() -> None:
 
 @pytest.mark.proves("ORC-R2")
 def test_an_accepted_plan_queues_the_run_after_all_of_its_jobs_were_created() -> None:
-    """Whoever sees a queued run must find its jobs."""
+    """A reader of a queued run must find its jobs."""
     lab = planning()
 
     decision = lab.do(Plan(id="r1", jobs=(task("build"), task("test", "build")), plan_hash="abc"))
@@ -105,8 +105,8 @@ def test_a_plan_counts_only_with_as_many_jobs_as_were_created(jobs: int) -> None
 @pytest.mark.proves("ORC-R2", "ORC-O1")
 @pytest.mark.parametrize("actor", ["worker:w1", "user:ada", "reporter"])
 @pytest.mark.parametrize("specs", [(), (task("build"),), (task("a", "b"), task("b", "a"))])
-def test_nobody_but_the_orchestrator_can_plan_a_run(actor: str, specs: tuple[JobSpec, ...]) -> None:
-    """Whoever could would decide what is executed; a stranger does not even learn whether its plan makes sense."""
+def test_only_the_orchestrator_can_plan_a_run(actor: str, specs: tuple[JobSpec, ...]) -> None:
+    """The plan decides what is executed; others do not even learn whether their plan is valid."""
     lab = planning()
 
     refusal = lab.refused(Plan(id="r1", jobs=specs, actor=actor))
@@ -148,8 +148,8 @@ def test_a_planner_that_exceeds_its_time_fails_the_run_and_not_one_moment_earlie
 
 @pytest.mark.proves("ORC-R3")
 @pytest.mark.parametrize("seconds", [10, run.PLANNING_SECONDS])
-def test_a_plan_counts_until_its_time_is_over_and_never_afterwards(seconds: int) -> None:
-    """Whether or not anybody has noticed the timeout yet, the answer to a late plan is the same."""
+def test_a_plan_is_accepted_until_its_deadline_and_never_afterwards(seconds: int) -> None:
+    """The response to a late plan is the same before and after the timeout is recorded."""
     on_time, late = planning(planning_seconds=seconds), planning(planning_seconds=seconds)
     jobs = (task("build"),)
 
@@ -225,10 +225,8 @@ def begun(specs: tuple[JobSpec, ...], *, is_fail_fast: bool) -> Lab:
 
 @pytest.mark.proves("ORC-R5")
 @pytest.mark.parametrize(("specs", "is_fail_fast", "cause", "job_id"), CAUSES)
-def test_a_run_tells_what_made_it_begin(
-    specs: tuple[JobSpec, ...], is_fail_fast: bool, cause: str, job_id: str
-) -> None:
-    """Mostly an attempt; but an open approval is progress too, and a run that has nothing to run is over at once."""
+def test_a_run_records_what_started_it(specs: tuple[JobSpec, ...], is_fail_fast: bool, cause: str, job_id: str) -> None:
+    """Usually an attempt; but an open approval is progress too, and a run without jobs ends at once."""
     lab = begun(specs, is_fail_fast=is_fail_fast)
 
     started = next(event for event in lab.log if event.entity_id == "r1" and event.to == run.RUNNING)
@@ -246,9 +244,9 @@ def test_the_verifier_finds_a_run_that_began_for_another_reason_than_it_says(
     lab = begun(specs, is_fail_fast=is_fail_fast)
     number = line_of(lab, "r1", run.RUNNING)
 
-    def told(cause: str | None) -> set[str]:
+    def violated_rules(cause: str | None) -> set[str]:
         return altered(lab.canonical(), lambda log: log[number]["metadata"].update(cause=cause))
 
-    assert told(cause) == set()
+    assert violated_rules(cause) == set()
     for other in {"job_started", "approval_opened", "nothing_to_run", None} - {cause}:
-        assert "ORC-R5" in told(other)
+        assert "ORC-R5" in violated_rules(other)

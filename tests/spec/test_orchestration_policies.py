@@ -55,8 +55,8 @@ def test_no_work_starts_in_a_run_that_is_being_canceled() -> None:
 
 
 @pytest.mark.proves("ORC-C1")
-def test_a_cancel_moves_the_run_and_its_active_jobs_and_the_next_heartbeat_tells_the_runner() -> None:
-    """The runner asks the orchestrator anyway, so it learns of the cancel and its deadline at once."""
+def test_a_cancel_moves_the_run_and_its_active_jobs_and_the_next_heartbeat_informs_the_runner() -> None:
+    """The response to a heartbeat has the cancel and its deadline."""
     lab, granted = running(task("lint"))
     other = lab.claim(lab.attempt("lint"), by="w2")
 
@@ -72,8 +72,8 @@ def test_a_cancel_moves_the_run_and_its_active_jobs_and_the_next_heartbeat_tells
 
 
 @pytest.mark.proves("ORC-C2", "ORC-T4", "ORC-A10")
-def test_a_cancel_that_nobody_acknowledges_is_finished_by_force_at_its_deadline() -> None:
-    """Without force a runner that hangs would hang its run as well, and heartbeats buy it no time."""
+def test_an_unacknowledged_cancel_is_forced_at_its_deadline() -> None:
+    """Otherwise a runner that hangs would block its run; heartbeats do not delay the deadline."""
     lab, granted = canceling()
     lab.after(lease.CANCEL_SECONDS - MICROSECOND).send(attempt.Heartbeat, granted)
     early = lab.refused(attempt.ForceCancel(id=ID))
@@ -106,8 +106,8 @@ def test_a_queued_job_without_a_live_lease_is_canceled_at_once(is_lost: bool) ->
 
 
 @pytest.mark.proves("ORC-C4")
-def test_a_forced_cancel_keeps_all_that_is_known_of_the_attempt() -> None:
-    """Whoever looks for the reason of a hang needs what the runner did before it hung."""
+def test_a_forced_cancel_keeps_the_reports_of_the_attempt() -> None:
+    """They show what the runner did before it hung."""
     lab, granted = canceling(work={"steps": ["make"]})
     before, events = lab.attempt("build"), list(lab.log)
 
@@ -165,8 +165,8 @@ def test_a_failure_that_would_come_again_is_never_retried(facts: Facts) -> None:
 
 @pytest.mark.proves("ORC-Y1")
 @pytest.mark.parametrize("actor", ["worker:w1", "user:ada"])
-def test_nobody_but_the_orchestrator_can_order_a_retry(actor: str) -> None:
-    """A runner or a person that could would undo every limit on retries."""
+def test_only_the_orchestrator_can_order_a_retry(actor: str) -> None:
+    """Otherwise a runner or a person could bypass the limits on retries."""
     lab, granted = running(max_attempts=2)
     lab.fail(granted)
 
@@ -244,7 +244,7 @@ def test_retries_end_when_no_attempt_remains() -> None:
 @pytest.mark.proves("ORC-O3")
 @pytest.mark.parametrize("silence", [attempt.ForceCancel, attempt.Expire, attempt.RevokeUnaccepted])
 def test_every_cancellation_ends_within_a_limit_of_time(silence: type[Command]) -> None:
-    """Whatever a runner fails to do, one of the orchestrator's own limits ends the wait."""
+    """For any failure of a runner, one of the orchestrator's own limits ends the wait."""
     lab = Lab().plan(task("build"))
     granted = lab.claim(lab.attempt("build"))
     if silence is not attempt.RevokeUnaccepted:
@@ -360,7 +360,7 @@ def test_a_runner_message_that_is_sent_again_has_no_further_effect(message: type
 @pytest.mark.proves("ORC-I2")
 @pytest.mark.parametrize("message", [m for m in SAYS if m not in (attempt.Extend, attempt.Heartbeat)])
 def test_a_report_that_is_repeated_under_another_request_changes_nothing_either(message: type[LeasedCommand]) -> None:
-    """What the record already shows need not be shown twice, whoever lost the request id."""
+    """The record already has the report."""
     lab, said = sent(message)
 
     again = lab.after(5).do(msgspec.structs.replace(said, request_id="m2"))
@@ -370,7 +370,7 @@ def test_a_report_that_is_repeated_under_another_request_changes_nothing_either(
 
 @pytest.mark.proves("ORC-I3")
 def test_a_repeated_delivery_grants_no_second_lease() -> None:
-    """The queue delivers at least once, and a worker that is told twice still holds one lease."""
+    """The queue delivers at least once, and a worker that receives a dispatch twice holds one lease."""
     lab = Lab().plan(task("build"))
     token = ids.lease_id(ID, 1, "a-secret-of-16-characters")
     grant = attempt.Grant(id=ID, actor="worker:w1", fingerprint=ids.lease_fingerprint(token), request_id="delivery-1")

@@ -71,8 +71,8 @@ def test_an_operation_is_refused_in_every_status_that_the_table_does_not_name(na
 
 @pytest.mark.proves("QUE-T12", "QUE-R2")
 @pytest.mark.parametrize(("name", "status"), sorted(REFLECTED))
-def test_a_message_whose_outcome_is_already_there_changes_nothing(name: str, status: str) -> None:
-    """A worker whose answer was lost asks again, and must neither fail nor count twice."""
+def test_a_message_with_the_recorded_outcome_changes_nothing(name: str, status: str) -> None:
+    """A worker whose response was lost repeats its message, which must neither fail nor count twice."""
     lab, granted = job_in(status)
     before = lab.queued()
 
@@ -84,8 +84,8 @@ def test_a_message_whose_outcome_is_already_there_changes_nothing(name: str, sta
 
 @pytest.mark.proves("QUE-T12")
 @pytest.mark.parametrize(("source", "target"), [(s, t) for s in (None, *STATUSES) for t in STATUSES])
-def test_the_verifier_lets_only_the_transitions_of_the_table_pass(source: str | None, target: str) -> None:
-    """Whoever wrote a log of job events, the same table judges it."""
+def test_the_verifier_accepts_only_the_transitions_of_the_table(source: str | None, target: str) -> None:
+    """One table judges every log of job events."""
     legal = {(None, "queued")} | {(source, target) for (_, source), target in ALLOWED.items()}
     kinds = {"queued": "enqueued" if source is None else "requeued", "running": "started"}
     kind = "heartbeat" if source == target else kinds.get(target, target)
@@ -99,8 +99,8 @@ def test_the_verifier_lets_only_the_transitions_of_the_table_pass(source: str | 
 
 
 @pytest.mark.proves("QUE-T1", "QUE-A1", "QUE-S1")
-def test_enqueue_creates_a_queued_job_that_nobody_owns_and_anybody_may_claim() -> None:
-    """A job starts with no owner and no claim, so that the first worker to ask can have it."""
+def test_enqueue_creates_a_queued_job_without_an_owner() -> None:
+    """It has no claim, so that any worker can claim it."""
     lab = Lab()
 
     made = lab.enqueue()
@@ -213,8 +213,8 @@ def test_a_stalled_job_is_claimed_again_only_when_its_old_lease_would_have_ended
 @pytest.mark.parametrize(
     ("order", "after"), [(HANDED_BACK, 10), (attempt.RevokeUnaccepted(id="q1"), 30), (attempt.Expire(id="q1"), 120)]
 )
-def test_a_job_that_nobody_can_be_working_on_is_claimed_again_at_once(order: Command, after: int) -> None:
-    """Its owner gave it back, never took it or has let its time run out: there is nobody to wait for."""
+def test_a_job_without_a_possible_worker_is_claimed_again_at_once(order: Command, after: int) -> None:
+    """Its owner released it, never accepted it or lost its lease: there is no reason to wait."""
     lab, granted = job_in("claimed")
 
     lab.after(after).do(order)
@@ -225,8 +225,8 @@ def test_a_job_that_nobody_can_be_working_on_is_claimed_again_at_once(order: Com
     lab.verified()
 
 
-def test_a_job_that_is_handed_back_is_queued_in_the_same_decision() -> None:
-    """A server that dies between the two would leave it stale, and nobody would ever look at it again."""
+def test_a_released_job_is_queued_in_the_same_decision() -> None:
+    """A server that dies between two decisions would leave it stale for ever."""
     lab, _ = job_in("running")
 
     lab.after(10).do(HANDED_BACK)
@@ -322,8 +322,8 @@ STATUS_RULES: Final = [
 
 
 @pytest.mark.parametrize("status", STATUS_RULES)
-def test_a_status_with_a_field_too_many_or_too_few_is_our_bug(status: str) -> None:
-    """Whoever reads a status may rely on its fields without asking for them."""
+def test_a_status_with_a_field_too_many_or_too_few_is_an_internal_error(status: str) -> None:
+    """Readers of a status rely on its fields."""
     proper = job_in(status)[0].queued()
     filled: dict[str, Any] = {
         "lease": job_in("running")[0].queued().lease,
@@ -353,7 +353,7 @@ def test_a_status_holds_exactly_the_fields_of_the_table(status: str) -> None:
 
 @pytest.mark.proves("QUE-N5")
 def test_the_verifier_finds_a_failure_without_an_error() -> None:
-    """A failure that does not say why helps nobody."""
+    """A failure without a reason helps no reader."""
     lines = job_in("failed")[0].canonical()
 
     rules = altered(lines, lambda log: log[-2]["metadata"].pop("error"))

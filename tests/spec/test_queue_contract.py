@@ -63,7 +63,7 @@ def job_events(lab: Lab) -> list[dict[str, Any]]:
 @pytest.mark.proves("QUE-C1")
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_is_refused_on_another_rev_and_accepted_on_the_expected_one(name: str) -> None:
-    """Whoever decided on an older record must read it again: this is what keeps two writers apart."""
+    """A caller with an older record must read it again: this separates concurrent writers."""
     lab, granted = ready_for(name)
     rev = lab.queued().rev
 
@@ -75,7 +75,7 @@ def test_every_operation_is_refused_on_another_rev_and_accepted_on_the_expected_
 
 @pytest.mark.proves("QUE-C2")
 def test_only_the_owner_may_finish_a_job() -> None:
-    """A runner that was never granted the job must not touch it, whatever it claims to know."""
+    """A runner without a grant must not finish the job, even with a correct token."""
     lab = Lab()
     lab.enqueue()
     claimed = lab.claim(lab.queued(), by="w1")
@@ -160,8 +160,8 @@ def test_a_repeat_with_the_same_request_id_is_a_success_that_changes_nothing(nam
 
 @pytest.mark.proves("QUE-C5", "QUE-C1", "QUE-R2")
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_repeat_is_recognised_whatever_rev_it_expects(name: str) -> None:
-    """Who repeats a request may have read the record in between; the first try has moved it on by itself."""
+def test_a_repeat_is_recognised_with_any_expected_rev(name: str) -> None:
+    """The caller may have read the record in between; the first try has increased its rev."""
     lab, granted = ready_for(name)
     rev = lab.queued().rev
     lab.do(operation(lab, name, granted, request_id="q-1", expected_rev=rev))
@@ -210,7 +210,7 @@ def test_the_verifier_finds_a_request_that_was_applied_twice() -> None:
 @pytest.mark.proves("QUE-C6")
 @pytest.mark.parametrize("is_success", [True, False])
 def test_a_finished_job_never_changes_again(is_success: bool) -> None:
-    """Somebody has already acted upon the outcome."""
+    """Others have already acted on the outcome."""
     lab, granted = ready_for("complete")
     lab.send(attempt.Finish, granted, is_success=is_success)
     final = lab.queued()
@@ -232,7 +232,7 @@ def test_a_finished_job_never_changes_again(is_success: bool) -> None:
 
 @pytest.mark.proves("QUE-C6")
 def test_the_verifier_finds_an_event_after_the_end() -> None:
-    """A job that comes back from the dead was finished for nobody."""
+    """A finished job must not be reopened."""
     lab = whole_life()
 
     rules = altered(lab.job_events(), lambda log: log.append({**log[-1], "rev": log[-1]["rev"] + 1}))
@@ -245,7 +245,7 @@ def test_the_verifier_finds_an_event_after_the_end() -> None:
 
 @pytest.mark.proves("QUE-A1", "QUE-A2", "QUE-A3")
 def test_the_count_starts_at_zero_and_grows_by_one_exactly_at_a_claim() -> None:
-    """Only a claim is a new try, a reclaim of a stalled job included; whatever else happens is part of it."""
+    """Only a claim is a new try, including the claim of a stalled job."""
     lab = whole_life()
 
     counts = [(line["type"], line["attempt"]) for line in job_events(lab)]
@@ -263,7 +263,7 @@ def test_the_count_starts_at_zero_and_grows_by_one_exactly_at_a_claim() -> None:
 @pytest.mark.proves("QUE-A3")
 @pytest.mark.parametrize("name", [*OWNED, "stall", "requeueStalled"])
 def test_no_operation_but_the_claim_changes_the_count(name: str) -> None:
-    """The count would otherwise say nothing about how often somebody took the job."""
+    """The count must say how often the job was claimed."""
     lab, granted = ready_for(name)
 
     lab.do(operation(lab, name, granted))
@@ -321,7 +321,7 @@ def test_rev_counts_every_accepted_change_one_by_one() -> None:
 
 @pytest.mark.proves("QUE-E2", "QUE-E1")
 def test_every_job_event_has_one_of_the_fixed_types() -> None:
-    """Tools know these eight words, so a cancel and a timeout are told in them too."""
+    """Tools know these eight types, so that a cancel and a timeout must use them too."""
     lab = whole_life()
     lab.enqueue("q2")
     lab.do(attempt.Cancel(id="q2", reason="why"))
@@ -350,7 +350,7 @@ def test_a_job_event_without_one_of_its_fields_is_not_legal(field: str) -> None:
 @pytest.mark.proves("QUE-B2")
 @pytest.mark.parametrize(("ttl", "accept"), [(1, 1), (120, 30), (86_400, 3_600)])
 def test_how_long_a_lease_lasts_is_decided_outside_the_contract(ttl: int, accept: int) -> None:
-    """The contract says what stalled is; whoever grants says for how long, and whoever stalls says when."""
+    """The contract defines stalled; the granting server sets the duration, and the stalling one the moment."""
     lab = Lab()
     lab.enqueue()
 
@@ -365,7 +365,7 @@ def test_how_long_a_lease_lasts_is_decided_outside_the_contract(ttl: int, accept
 
 @pytest.mark.proves("QUE-B3")
 def test_the_lifecycle_needs_nothing_but_the_record() -> None:
-    """Every queue and every worker can use it, whatever they store records in."""
+    """Any queue and worker can use it, with any storage."""
     events: list[Event] = []
     token = ids.lease_id("q1", 1, "s" * 16)
     mine: dict[str, Any] = {"id": "q1", "actor": "worker:w1", "lease": ids.lease_ref(token)}

@@ -103,7 +103,7 @@ def test_a_cancel_has_two_phases() -> None:
 
 @pytest.mark.proves("PRO-N1")
 def test_a_runner_id_is_unique_and_a_runner_takes_one_job_it_is_able_to_do() -> None:
-    """Two runners under one id could speak for each other; labels keep work from those who cannot do it."""
+    """Two runners with one id could act for each other; labels keep jobs from unsuitable runners."""
     lab = Lab()
     lab.register("w1", labels=("linux", "x64"))
     lab.plan(task("build", queue_key=worker.queue_key(("linux",))), task("lint"), task("sign", queue_key="macos"))
@@ -200,8 +200,8 @@ def test_a_runner_cannot_decide_what_is_the_orchestrators(command: Command) -> N
 
 
 @pytest.mark.proves("PRO-U1")
-def test_the_orchestrator_has_the_last_word_over_what_a_runner_reports() -> None:
-    """A success that comes after a cancel was requested is heard, and the attempt is canceled."""
+def test_the_orchestrator_decides_over_the_report_of_a_runner() -> None:
+    """After a requested cancel, a reported success is recorded, and the attempt is canceled."""
     lab, granted = leased_job()
     lab.cancel_run()
 
@@ -214,8 +214,8 @@ def test_the_orchestrator_has_the_last_word_over_what_a_runner_reports() -> None
 
 @pytest.mark.proves("PRO-U2")
 @pytest.mark.parametrize("actor", ["user:w1", "reporter:w1"])
-def test_nobody_else_can_say_what_was_executed(actor: str) -> None:
-    """Even with the runner's token, a result that was not seen by the runner is made up."""
+def test_only_the_runner_can_report_what_was_executed(actor: str) -> None:
+    """Even with the runner's token, a result from another actor is invented."""
     lab, granted = leased_job()
     said = message(lab, attempt.Complete, granted)
 
@@ -280,7 +280,7 @@ def reached(state: str) -> tuple[Lab, Lease]:
 @pytest.mark.proves("PRO-U3")
 @pytest.mark.parametrize("state", [state for state in attempt.MACHINE.states if state != attempt.CREATED])
 def test_a_message_for_which_no_rule_exists_is_refused(state: str) -> None:
-    """Behaviour that nobody described is behaviour that nobody may come to rely on."""
+    """Undefined behaviour must not be relied on."""
     lab, granted = reached(state)
     orders: list[Command] = [message(lab, kind, granted) for kind in SAYS]
     orders += [attempt.Grant(id="q1", actor="worker:w2", fingerprint="f"), attempt.Cancel(id="q1", reason="TEST")]
@@ -327,7 +327,7 @@ def test_a_message_with_an_unknown_lease_id_is_stale(token: str, kind: type[Leas
 @pytest.mark.proves("PRO-H3")
 @pytest.mark.parametrize("kind", SAYS)
 def test_a_message_with_an_expired_lease_id_is_stale(kind: type[LeasedCommand]) -> None:
-    """Expired is expired before anybody has noticed it as well as afterwards."""
+    """Before and after the expiry is recorded."""
     lab, granted = leased_job()
     lab.after(lease.TTL_SECONDS)
 
@@ -343,7 +343,7 @@ def test_a_message_with_an_expired_lease_id_is_stale(kind: type[LeasedCommand]) 
 @pytest.mark.proves("PRO-Y1", "PRO-Y2")
 @pytest.mark.parametrize("claim", [{"is_retryable": True}, {"retry": "please", "failure_class": "INFRA"}])
 def test_a_runner_reports_facts_and_cannot_call_its_failure_retryable(claim: dict[str, object]) -> None:
-    """A runner that could would undo every limit on retries: whatever its report says is kept and not obeyed."""
+    """Otherwise it could bypass the limits on retries: its report is stored and not obeyed."""
     fields = set(attempt.Complete.__struct_fields__) - set(attempt.LeasedCommand.__struct_fields__)
     lab, granted = leased_job(max_attempts=3)
 

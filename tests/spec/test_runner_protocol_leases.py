@@ -33,7 +33,7 @@ def broken(lab: Lab, to: str, field: str, value: Any) -> set[str]:
 
 @pytest.mark.proves("PRO-Q3")
 def test_the_acknowledgement_makes_the_job_active_under_this_lease() -> None:
-    """From here on the runner is expected to heartbeat, and nobody may revoke it as unaccepted."""
+    """From now on the runner must send heartbeats, and the lease cannot be revoked as unaccepted."""
     lab, granted = leased_job(attempt.LEASED)
     assert live(lab).state == lease.GRANTED
 
@@ -47,8 +47,8 @@ def test_the_acknowledgement_makes_the_job_active_under_this_lease() -> None:
 
 
 @pytest.mark.proves("PRO-Q4", "PRO-D3")
-def test_a_lease_that_nobody_acknowledged_is_revoked_after_the_accept_window() -> None:
-    """A runner that never took the job must not keep it for a whole TTL."""
+def test_an_unacknowledged_lease_is_revoked_after_the_accept_window() -> None:
+    """A runner that never accepted the job must not keep it for a whole TTL."""
     lab, granted = leased_job(attempt.LEASED)
     early = lab.after(30 - MICROSECOND).refused(attempt.RevokeUnaccepted(id=ID))
 
@@ -141,7 +141,7 @@ def test_the_verifier_finds_a_complete_under_an_expired_lease() -> None:
 @pytest.mark.proves("PRO-Q7")
 @pytest.mark.parametrize("ok", [True, False])
 def test_an_accepted_complete_finalizes_the_attempt_in_the_same_decision(ok: bool) -> None:
-    """Whoever reads the answer may rely on it: attempt, job and run stand as they will stay."""
+    """The response is reliable: attempt, job and run have their final states."""
     lab, granted = leased_job()
 
     decision = lab.do(complete(lab, granted, ok=ok))
@@ -160,7 +160,7 @@ def test_an_accepted_complete_finalizes_the_attempt_in_the_same_decision(ok: boo
 
 @pytest.mark.proves("PRO-Q10", "PRO-D4")
 def test_once_the_deadline_has_passed_the_job_is_canceled_without_an_acknowledgement() -> None:
-    """A runner has 30 seconds for a graceful stop; after that nobody waits for it."""
+    """A runner has 30 seconds for a graceful stop."""
     lab, _ = leased_job()
     lab.do(CancelJob(id="r1/build", actor="user:ada"))
     early = lab.after(30 - MICROSECOND).refused(attempt.ForceCancel(id=ID))
@@ -174,8 +174,8 @@ def test_once_the_deadline_has_passed_the_job_is_canceled_without_an_acknowledge
 
 @pytest.mark.proves("PRO-Q11")
 @pytest.mark.parametrize("state", attempt.ACTIVE_STATES)
-def test_a_cancel_ack_that_nobody_asked_for_is_refused(state: str) -> None:
-    """A runner that gives up must report a failure; it cannot cancel by itself."""
+def test_an_unrequested_cancel_ack_is_refused(state: str) -> None:
+    """A runner that gives up must report a failure; it cannot cancel."""
     lab, granted = leased_job(state)
 
     refusal = lab.refused(lab.message(attempt.CancelAck, granted))
@@ -237,8 +237,8 @@ def make_stale(lab: Lab, cause: str) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["heartbeat", "success", "failure"])
-def test_a_message_under_a_stale_lease_changes_nothing_and_is_told_why(cause: str, reason: str, kind: str) -> None:
-    """Its runner must stop, and whoever reads its log should learn what happened."""
+def test_a_message_under_a_stale_lease_changes_nothing_and_gets_the_reason(cause: str, reason: str, kind: str) -> None:
+    """Its runner must stop, and its log should have the reason."""
     lab, granted = leased_job()
     make_stale(lab, cause)
     beat = lab.message(attempt.Heartbeat, granted)
@@ -318,7 +318,7 @@ def test_a_retry_is_a_new_attempt_under_a_new_lease_and_the_old_one_opens_nothin
 
 @pytest.mark.proves("PRO-X1")
 def test_no_record_no_event_and_no_export_shows_a_lease_id() -> None:
-    """Whoever holds it can speak for the attempt, so the store keeps a hash and the log not even that."""
+    """A lease id is enough to act for the attempt, so that the store keeps a hash and the log not even that."""
     lab, first = leased_job(max_attempts=2)
     lab.fail(first)
     lab.after(600).do(job.RetryDue(id="r1/build"))

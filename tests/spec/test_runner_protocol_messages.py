@@ -252,7 +252,7 @@ def structs(kind: type[Any]) -> st.SearchStrategy[Any]:
 @settings(deadline=None)
 @given(data=st.data())
 def test_every_message_survives_encoding_and_decoding(name: str, data: st.DataObject) -> None:
-    """Each side decodes whatever the other may send."""
+    """Each side decodes every message of the other."""
     message = data.draw(structs(KINDS[name]))
 
     assert decoded(name, wire.encode(message)) == message

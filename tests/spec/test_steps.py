@@ -78,7 +78,7 @@ def test_a_run_succeeds_when_all_its_steps_have_and_not_one_earlier() -> None:
 
 @pytest.mark.proves("STP-R4")
 def test_a_step_that_is_allowed_to_fail_does_not_keep_the_run_from_succeeding() -> None:
-    """The model's exception: a failure that was allowed is told, not punished."""
+    """The model's exception: an allowed failure is reported without consequences."""
     lab = Lab().plan(task("a", is_required=False), task("b", "a"))
 
     lab.work("a", ok=False)
@@ -157,7 +157,7 @@ def waiting_run() -> Lab:
     ("made", "before"), [(pending_run, "PENDING"), (running_run, "RUNNING"), (waiting_run, "WAITING_APPROVAL")]
 )
 def test_a_cancel_ends_the_run_and_every_step_that_is_not_over(made: Callable[[], Lab], before: str) -> None:
-    """Whoever cancels wants all of it to stop, and what was already done to stay done."""
+    """A cancel stops everything unfinished, and finished steps stay as they are."""
     lab = made()
     assert status(lab) == before
     names = {name for name in ("a", "b", "g") if f"r1/{name}" in lab.unit.records}
@@ -188,7 +188,7 @@ def test_a_running_step_is_canceled_when_its_runner_has_stopped() -> None:
 @pytest.mark.proves("STP-R4", "STP-R5", "STP-R6", "STP-R7", "STP-R8")
 @pytest.mark.parametrize("end", ["SUCCEEDED", "FAILED", "CANCELED"])
 def test_the_status_of_a_run_that_is_over_stays(end: str) -> None:
-    """The last three statuses are terminal, for whoever comes later and also once it is reported."""
+    """The last three statuses are terminal, also after the report."""
     lab = Lab().plan(gate("g"), task("b", "g"))
     if end == "CANCELED":
         lab.cancel_run()
@@ -247,7 +247,7 @@ def test_a_success_stores_what_the_executor_reports() -> None:
 
 @pytest.mark.proves("STP-S3", "STP-E2")
 def test_a_retryable_failure_sends_the_step_back_to_pending_while_attempts_remain() -> None:
-    """A failure that is nobody's fault deserves another try, but not at once."""
+    """A failure of the infrastructure deserves another attempt, but not at once."""
     lab = Lab().plan(task("a", max_attempts=2, base_delay_seconds=5))
 
     lab.fail(lab.claim(lab.attempt("a")))
@@ -325,8 +325,8 @@ def test_a_stale_step_stays_running_and_is_reclaimed_once_its_lease_expired() ->
 
 
 @pytest.mark.proves("STP-S8")
-def test_the_verifier_tells_a_reclaim_from_a_first_claim() -> None:
-    """A log that calls the one the other hides a lost worker."""
+def test_the_verifier_distinguishes_a_reclaim_from_a_first_claim() -> None:
+    """Otherwise a log could hide a lost worker."""
     lab = Lab().plan(task("a"))
     lab.claim(lab.attempt("a"))
     number = line_of(lab, "r1/a", "RUNNING")
@@ -339,7 +339,7 @@ def test_the_verifier_tells_a_reclaim_from_a_first_claim() -> None:
 
 @pytest.mark.proves("STP-P1")
 def test_approve_changes_only_an_approval_that_waits() -> None:
-    """An approval given before anybody was asked, or for something else, must not count later."""
+    """An approval before the gate was open, or for another gate, must not count later."""
     lab = Lab().plan(task("a"), task("b", "a"), gate("g", "a"))
 
     for name in ("a", "b", "g"):  # queued, pending, and a gate that is not reached

@@ -51,7 +51,7 @@ def planning() -> Lab:
 def test_a_plan_whose_tasks_cannot_all_exist_leaves_the_workstream_planned(
     specs: tuple[JobSpec, ...], code: str
 ) -> None:
-    """A plan counts as a whole: half of its tasks would be a workstream that nobody specified."""
+    """A plan counts as a whole: half of its tasks would be an unspecified workstream."""
     lab = planning()
 
     refusal = lab.refused(Plan(id="r1", jobs=specs))
@@ -62,7 +62,7 @@ def test_a_plan_whose_tasks_cannot_all_exist_leaves_the_workstream_planned(
 
 @pytest.mark.proves("WST-WG1")
 def test_the_verifier_counts_the_tasks_of_a_workstream() -> None:
-    """A log in which a task appears that nobody counted, or is missing, is not to be trusted."""
+    """A log with an uncounted or a missing task is not reliable."""
     lab = planning()
     lab.do(Plan(id="r1", jobs=(task("a"), task("b"))))
     canonical, transitions = lab.canonical(), lab.transitions()
@@ -147,7 +147,7 @@ def test_a_workstream_is_not_validated_with_a_required_task_open_or_failed(other
 
 @pytest.mark.proves("WST-W3", "WST-WG3")
 def test_a_workstream_is_validated_when_every_required_task_is_completed() -> None:
-    """A task that may fail holds nobody up once it is over."""
+    """A task that may fail causes no delay once it is over."""
     lab = Lab().plan(task("a"), task("b"), task("may", is_required=False), has_validation=True)
     lab.work("a")
     lab.work("may", ok=False)
@@ -191,8 +191,8 @@ def test_the_failure_of_a_required_task_fails_its_workstream(is_fail_fast: bool)
 
 
 @pytest.mark.proves("WST-WA4")
-def test_a_failed_workstream_cancels_what_is_left_and_keeps_everything_for_analysis() -> None:
-    """Nobody needs the rest any more; everybody wants to know why."""
+def test_a_failed_workstream_cancels_open_tasks_and_keeps_everything_for_analysis() -> None:
+    """The remaining tasks are useless; the reason of the failure matters."""
     lab = Lab().plan(task("a"), task("queued"), task("runs"), task("later", "runs"), is_fail_fast=True)
     lease = lab.claim(lab.attempt("runs"), by="w2")
     lab.send(attempt.Heartbeat, lease)
@@ -289,7 +289,7 @@ def test_the_verifier_takes_a_cancel_of_a_planned_workstream_by_a_user_only() ->
 @pytest.mark.proves("WST-W8", "WST-W9")
 @pytest.mark.parametrize("state", ["ready", "executing"])
 def test_a_workstream_is_cancelled_on_request(state: str) -> None:
-    """A person can stop what nobody needs, whether or not it has begun."""
+    """Before and after its start."""
     lab = Lab().plan(task("a"), task("b", "a"))
     lease = lab.claim(lab.attempt("a")) if state == "executing" else None
     assert workstream_state(lab.run()) == state

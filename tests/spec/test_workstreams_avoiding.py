@@ -34,16 +34,16 @@ def lost_by(*avoid: str, key: str = "") -> Attempt:
         (("w1", "w9"), (("linux",),), ("w3",), True),
     ],
 )
-def test_a_worker_leaves_what_it_lost_to_a_rival_that_fits(
+def test_a_worker_leaves_a_lost_task_to_another_eligible_worker(
     avoid: tuple[str, ...], rivals: tuple[tuple[str, ...], ...], ids: tuple[str, ...], is_left: bool
 ) -> None:
-    """But nobody waits for somebody who waits for him."""
+    """Two workers never wait for each other."""
     assert should_yield(lost_by(*avoid, key="linux"), "w1", rivals, ids) is is_left
 
 
 @pytest.mark.proves("WST-KH5")
-def test_an_attempt_knows_who_lost_it_and_the_job_hands_that_on() -> None:
-    """The next attempt is another record, but the same job."""
+def test_an_attempt_records_the_workers_that_lost_it_for_the_next_attempt() -> None:
+    """The next attempt is another record of the same job."""
     lab = Lab()
     for id in ("w1", "w2", "w3"):
         lab.register(id)
@@ -65,8 +65,8 @@ def test_an_attempt_knows_who_lost_it_and_the_job_hands_that_on() -> None:
 
 @pytest.mark.proves("WST-KH5")
 @pytest.mark.parametrize("end", [handed_back, stalled])
-def test_who_gave_back_is_not_avoided(end: Callable[[Lab, str], None]) -> None:
-    """It lost nothing: it was asked to go, or somebody took the job away."""
+def test_a_worker_that_released_a_task_is_not_avoided(end: Callable[[Lab, str], None]) -> None:
+    """It lost nothing: it was asked to stop, or the task was taken from it."""
     lab = fleet()
 
     end(lab, "a")
@@ -97,8 +97,8 @@ def test_a_worker_that_came_back_is_the_same_worker() -> None:
     assert not should_yield(lost, "w1/part", ((),), ("w2",))
 
 
-def test_the_plain_queue_remembers_nobody() -> None:
-    """Its workers need not be known at all."""
+def test_the_plain_queue_records_no_lost_workers() -> None:
+    """Its workers need not be registered."""
     lab = Lab()
     lab.enqueue()
     expire(lab, lab.claim(lab.queued()))

@@ -29,12 +29,12 @@ NAMES = "abcdefgh"
 
 
 def drain(reason: str = "new disk", actor: str = "user:ada") -> Drain:
-    """Somebody wants w1 to take nothing new."""
+    """Drain w1: it takes no new tasks."""
     return Drain(id="w1", actor=actor, reason=reason)
 
 
 def fleet(*, places: int = 1, **spec: Any) -> Lab:
-    """w1, and eight tasks that wait for somebody."""
+    """Return a lab with w1 and eight queued tasks."""
     lab = Lab()
     lab.register("w1", slots=places)
     return lab.plan(*(task(name, **spec) for name in NAMES), is_fail_fast=False)
@@ -47,7 +47,7 @@ def hold(lab: Lab) -> tuple[str, str, int]:
 
 
 def expire(lab: Lab, granted: Lease) -> None:
-    """Nobody hears of the lease any more."""
+    """Let the lease expire."""
     lab.after(lease.TTL_SECONDS).do(attempt.Expire(id=granted.ref.attempt_id))
 
 
@@ -66,8 +66,8 @@ def doubted() -> Lab:
     return lab
 
 
-def told(lab: Lab) -> list[tuple[str, str, dict[str, Any]]]:
-    """What the log says of w1, what is usual left out."""
+def worker_events(lab: Lab) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return the events of w1 without the usual fields."""
     usual = ("registered", "registration_complete", "task_assigned")
     events = [event for event in lab.log if event.entity == "worker" and event.trigger not in usual]
     return [(event.trigger, event.severity, event.metadata) for event in events]
@@ -108,8 +108,8 @@ def test_a_worker_that_is_gone_is_not_held(order: Command) -> None:
 
 @pytest.mark.proves("WST-KH1")
 @pytest.mark.parametrize("actor", ["user:ada", "orchestrator"])
-def test_a_drained_worker_finishes_what_it_has_and_is_assigned_nothing_new(actor: str) -> None:
-    """Somebody wants to change its disk, and nobody's work shall be lost for that."""
+def test_a_drained_worker_finishes_its_tasks_and_gets_no_new_ones(actor: str) -> None:
+    """Its disk can be replaced without losing work."""
     lab, [granted] = busy("a", slots=2)
 
     lab.after(1).do(drain(actor=actor))
@@ -123,13 +123,13 @@ def test_a_drained_worker_finishes_what_it_has_and_is_assigned_nothing_new(actor
     known = lab.worker_record("w1")
     assert (known.state, known.hold, known.hold_reason) == (worker.IDLE, DRAINED, "new disk")
     assert lab.refused(grant(lab, "spare")).code == "not_eligible"
-    assert ("drained", "info", {"hold": DRAINED, "reason": "new disk"}) in told(lab)
+    assert ("drained", "info", {"hold": DRAINED, "reason": "new disk"}) in worker_events(lab)
     lab.verified()
 
 
 @pytest.mark.proves("WST-KH1")
-def test_a_silent_worker_can_be_drained_and_stays_so_when_it_comes_back() -> None:
-    """Whoever drained it did not ask whether it answers."""
+def test_a_silent_worker_can_be_drained_and_stays_drained_when_it_returns() -> None:
+    """The order to drain does not depend on its answers."""
     lab, _ = busy("a")
     lab.after(10).do(worker.MissHealthChecks(id="w1"))
 
@@ -152,7 +152,7 @@ def test_a_resumed_worker_is_assigned_work_again() -> None:
 
     lab.claim(lab.attempt("spare"))
     assert (held_at, hold(lab), lab.worker_record("w1").held_at) == (lab.now - 60_000_000, ("", "", 0), 0)
-    assert told(lab)[-1] == ("resumed", "info", {"hold": "", "was": DRAINED})
+    assert worker_events(lab)[-1] == ("resumed", "info", {"hold": "", "was": DRAINED})
     lab.verified()
 
 
@@ -178,7 +178,7 @@ def test_what_holds_already_and_what_is_not_held_changes_nothing() -> None:
 @pytest.mark.proves("WST-KH1", "WST-KH2")
 @pytest.mark.parametrize("is_drained", [False, True])
 def test_a_runner_that_registers_anew_ends_a_quarantine_but_not_a_drain(is_drained: bool) -> None:
-    """It was set up anew, so it is trusted anew; but what somebody decided stays decided."""
+    """A new registration restores trust; the decision of a person stays."""
     lab = doubted()
     if is_drained:
         lab.do(drain("for good"))
@@ -190,7 +190,7 @@ def test_a_runner_that_registers_anew_ends_a_quarantine_but_not_a_drain(is_drain
 
     assert hold(lab) == ((DRAINED, "for good", 3) if is_drained else ("", "", 0))
     resumed = {} if is_drained else {"hold": "", "was": QUARANTINED}
-    assert told(lab)[-1] == (
+    assert worker_events(lab)[-1] == (
         "capabilities_registered",
         "info",
         {"labels": [], "max_concurrent_tasks": 2, **resumed},
@@ -202,8 +202,8 @@ def test_a_runner_that_registers_anew_ends_a_quarantine_but_not_a_drain(is_drain
 
 
 @pytest.mark.proves("WST-KH3", "WST-KH4")
-def test_three_troubles_in_a_row_are_followed_by_a_quarantine_at_once() -> None:
-    """A broken machine is quick: it takes one job after the other and breaks them all."""
+def test_three_consecutive_worker_failures_cause_a_quarantine_at_once() -> None:
+    """A broken machine is fast: it takes one job after the other and breaks them all."""
     lab = fleet()
     lose(lab, *"ab")
     assert hold(lab) == ("", "", 2)
@@ -211,7 +211,7 @@ def test_three_troubles_in_a_row_are_followed_by_a_quarantine_at_once() -> None:
     lose(lab, "c")
 
     assert hold(lab) == (QUARANTINED, REPEATED_INFRA_FAILURES, 3)
-    assert told(lab)[-2:] == [
+    assert worker_events(lab)[-2:] == [
         ("task_completed", "info", {"attempt_id": "r1/c.1", "tasks": 0, "troubles": 3}),
         ("quarantined", "warning", {"hold": QUARANTINED, "reason": REPEATED_INFRA_FAILURES, "troubles": 3}),
     ]
@@ -288,10 +288,10 @@ def canceled(lab: Lab, name: str) -> None:
         (canceled, 2),
     ],
 )
-def test_what_counts_as_a_trouble_what_forgives_and_what_says_nothing(
+def test_which_outcomes_count_as_worker_failures_and_which_reset_the_count(
     end: Callable[[Lab, str], None], troubles: int
 ) -> None:
-    """Only what a worker's infrastructure did counts against it, and what it did well clears it."""
+    """Only failures of a worker's infrastructure count against it, and a success resets the count."""
     lab = fleet()
     lose(lab, *"ab")
 
@@ -385,7 +385,7 @@ def altered(lab: Lab, trigger: str, change: Callable[[Line], object]) -> set[str
 
 @pytest.mark.proves("WST-KH1", "WST-KH2", "WST-KH3", "WST-KH4", "WST-V2")
 @pytest.mark.parametrize(
-    ("trigger", "told", "rule"),
+    ("trigger", "changes", "rule"),
     [
         ("drained", {"hold": QUARANTINED}, "WST-KH1"),
         ("drained", {"was": DRAINED}, "WST-KH1"),
@@ -401,8 +401,8 @@ def altered(lab: Lab, trigger: str, change: Callable[[Line], object]) -> set[str
         ("task_assigned", {"hold": ""}, "WST-KH2"),
     ],
 )
-def test_a_log_that_tells_otherwise_of_a_hold_is_not_legal(trigger: str, told: Line, rule: str) -> None:
-    """Who takes work and who does not must add up, from the first line to the last."""
+def test_a_log_that_contradicts_a_hold_is_not_legal(trigger: str, changes: Line, rule: str) -> None:
+    """Holds must be consistent from the first line to the last."""
     lab = doubted()
     lab.after(1).do(UpdateCapabilities(id="w1", tenant=TENANT, token_at=lab.now))
     lab.after(1).claim(lab.attempt("d"))
@@ -411,7 +411,7 @@ def test_a_log_that_tells_otherwise_of_a_hold_is_not_legal(trigger: str, told: L
         lab.after(1).do(Resume(id="w1"))
     lab.verified()
 
-    found = altered(lab, trigger, lambda line: line["metadata"].update(told))
+    found = altered(lab, trigger, lambda line: line["metadata"].update(changes))
 
     assert rule in found
 
@@ -423,8 +423,8 @@ def test_a_log_in_which_the_quarantine_does_not_follow_at_once_is_not_legal() ->
 
 
 @pytest.mark.proves("WST-KH1", "WST-E4")
-def test_document_003_sees_no_step_but_its_reader_is_told_with_the_next_one() -> None:
-    """A hold is no state of the document; who reads the file alone still knows why an idle worker stays idle."""
+def test_document_003_has_no_step_for_a_hold_but_the_next_step_contains_it() -> None:
+    """A hold is no state of the document; a reader of the file still learns why an idle worker stays idle."""
     lab, [granted] = busy("a", slots=2)
     lab.after(1).do(drain())
     lab.after(1).complete(granted)

@@ -18,8 +18,8 @@ def offer(lab: Lab, *labels: str, slots: int | None = None, token_at: int = 0) -
     return UpdateCapabilities(id="w1", tenant=TENANT, labels=labels, slots=slots, token_at=token_at)
 
 
-def test_what_no_worker_can_offer_is_refused() -> None:
-    """Nobody's, another tenant's, no place at all, and one that is gone for good."""
+def test_an_invalid_registration_is_refused() -> None:
+    """An unknown worker, one of another tenant, one without slots, and one that was removed."""
     lab = Lab()
     nobody = lab.refused(offer(lab))
     lab.register("w1")
@@ -111,10 +111,10 @@ def test_an_offer_is_no_answer_to_a_health_check() -> None:
     lab.verified()
 
 
-def test_a_token_that_was_made_before_the_last_registration_lets_nobody_in_again() -> None:
-    """Tokens lie around; one that its runner has no use for any more must be worth nothing.
+def test_a_token_created_before_the_last_registration_is_refused() -> None:
+    """An unused token must become worthless.
 
-    Only tokens are compared with tokens: whoever makes them need not have the store's clock.
+    Only times of tokens are compared: their creators need not have the store's clock.
     """
     lab = Lab()
     lab.register("w1")

@@ -101,8 +101,8 @@ def test_a_heartbeat_that_counts_makes_its_worker_recover_first() -> None:
 
 
 @pytest.mark.proves("WST-KI2", "WST-KG5")
-def test_a_message_that_does_not_count_recovers_nobody() -> None:
-    """Neither a repeat of what was said before the silence nor a word under a dead lease shows that it is back."""
+def test_a_stale_or_repeated_message_does_not_recover_a_worker() -> None:
+    """Neither a repeat of an earlier message nor one under an ended lease proves that the worker is back."""
     lab, (granted,) = busy("a")
     lab.do(CancelJob(id="r1/a", actor="user:ada"))
     said = lab.message(attempt.Heartbeat, granted, request_id="m1")
@@ -184,8 +184,8 @@ def test_a_worker_that_holds_nothing_is_not_busy() -> None:
 
 @pytest.mark.proves("WST-K6", "WST-KI4")
 @pytest.mark.parametrize("order", [attempt.ForceCancel, attempt.Expire])
-def test_a_silent_worker_is_not_given_up_while_it_holds_a_lease(order: type[Command]) -> None:
-    """Whoever is gone must hold nothing; the deadline of the cancel, or the end of the lease, frees the last one."""
+def test_a_silent_worker_is_not_shut_down_while_it_holds_a_lease(order: type[Command]) -> None:
+    """A removed worker must hold no lease; the deadline of the cancel, or the end of the lease, frees the last one."""
     lab = stopping()
 
     early = lab.refused(worker.GiveUp(id="w1"))
@@ -244,8 +244,8 @@ def test_a_shutdown_that_was_asked_for_survives_the_silence(is_stopping: bool) -
 
 
 @pytest.mark.proves("WST-KG5")
-def test_a_silent_worker_gets_no_work_and_nobody_can_speak_for_it() -> None:
-    """Only its own answer shows that it is back; neither time nor a person does."""
+def test_a_silent_worker_gets_no_work_until_its_own_message() -> None:
+    """Neither time nor a person can recover it."""
     lab, _ = silent()
     lab.after(86_400)
 
@@ -288,8 +288,8 @@ def test_a_worker_that_stays_silent_is_given_up_and_holds_nothing() -> None:
 @pytest.mark.proves("WST-K4", "WST-K5", "WST-K6")
 @pytest.mark.parametrize("order", [worker.Recover, worker.GiveUp])
 @pytest.mark.parametrize("state", ["idle", "busy", "shutdown"])
-def test_only_a_silent_worker_recovers_or_is_given_up(state: str, order: type[Command]) -> None:
-    """An answer to a question that nobody asked changes nothing."""
+def test_only_a_silent_worker_recovers_or_is_shut_down(state: str, order: type[Command]) -> None:
+    """For other workers, both commands change nothing."""
     lab = Lab()
     lab.register("w1")
     lab.plan(task("a"))

@@ -176,7 +176,7 @@ def test_a_failed_task_is_retried_while_retries_remain_and_it_is_worth_it(
 
 @pytest.mark.proves("WST-TA4", "WST-T7")
 def test_a_retry_waits_exponentially_longer_each_time_and_frees_its_worker() -> None:
-    """Whatever is broken gets time to heal, and the worker does not wait for it."""
+    """A broken dependency gets time to recover, and the worker does not wait for it."""
     lab = fleet(task("a", max_attempts=4, base_delay_seconds=10, max_delay_seconds=1000))
 
     for retry, delay in enumerate((20, 40, 80), 1):
@@ -313,7 +313,7 @@ def test_rules_that_its_worker_found_to_hold_do_not_pass_what_others_look_at_too
 
 
 def test_a_broken_rule_fails_an_attempt_that_has_no_job() -> None:
-    """Nobody else would hear of it; and what was said twice was said once."""
+    """No job would record it; repeated results are recorded once."""
     lab = Lab()
     lab.register("w1")
     lab.enqueue("q")

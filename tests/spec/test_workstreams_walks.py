@@ -24,7 +24,7 @@ PLACES = 2
 
 @st.composite
 def plans(draw: st.DrawFn, *, required_only: bool = False) -> tuple[JobSpec, ...]:
-    """A few tasks, each of which may need earlier ones."""
+    """Generate a few tasks, each of which may need earlier ones."""
     specs: list[JobSpec] = []
     for index in range(draw(st.integers(1, MAX_TASKS))):
         needs = draw(st.sets(st.sampled_from([each.name for each in specs]), max_size=3)) if specs else set[str]()
@@ -143,8 +143,8 @@ def look_at_tasks(walk: Walk, ended: dict[str, str]) -> None:
 @pytest.mark.proves("WST-TI1", "WST-TI2", "WST-TI3", "WST-TI4", "WST-TI5", "WST-TI6")
 @settings(max_examples=60, deadline=None)
 @given(specs=plans(), picks=PICKS)
-def test_the_invariants_of_a_task_hold_wherever_a_run_goes(specs: tuple[JobSpec, ...], picks: list[int]) -> None:
-    """Whoever reads a task at any moment relies on them, whatever happened before."""
+def test_the_invariants_of_a_task_hold_in_every_history(specs: tuple[JobSpec, ...], picks: list[int]) -> None:
+    """Readers of a task rely on them at any moment."""
     walk = Walk(specs, is_cancelable=True)
     ended: dict[str, str] = {}
 

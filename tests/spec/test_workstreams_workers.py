@@ -37,8 +37,8 @@ def test_a_worker_that_offers_no_place_is_not_registered() -> None:
 
 @pytest.mark.proves("WST-KG1")
 @pytest.mark.parametrize("missing", ["labels", "max_concurrent_tasks"])
-def test_the_verifier_takes_no_idle_worker_without_capabilities(missing: str) -> None:
-    """Nobody could say which tasks it may be given."""
+def test_the_verifier_refuses_an_idle_worker_without_capabilities(missing: str) -> None:
+    """Its possible tasks would be unknown."""
     lab = Lab()
     lab.register("w1", labels=("gpu",))
     lines = [msgspec.json.decode(raw) for raw in lab.canonical()]
@@ -50,8 +50,8 @@ def test_the_verifier_takes_no_idle_worker_without_capabilities(missing: str) ->
 
 
 @pytest.mark.proves("WST-K1", "WST-KG1")
-def test_a_registered_worker_is_idle_tells_what_it_can_and_may_be_given_work() -> None:
-    """It is in the pool from its first moment, with the capabilities that the orchestrator then holds it to."""
+def test_a_registered_worker_is_idle_with_its_capabilities_and_can_get_work() -> None:
+    """It is in the pool from its first moment, with the capabilities that it registered."""
     lab = Lab()
     lab.plan(task("a", queue_key="gpu"))
 
