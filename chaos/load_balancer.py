@@ -21,7 +21,7 @@ class LoadBalancer(Listener):
         self._turn = itertools.count()
         self.is_open = True  # While False, connections are closed at once.
 
-    async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Connect the client to a server."""
         behind = await self._reach()
         if behind is not None:

@@ -1,4 +1,4 @@
-"""A server for each module that asks for a desk."""
+"""Fixtures of the tests of the command line: one server per module."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cli.desk import Desk
+from tests.cli.terminal import Terminal
 from tests.client.hosted import Hosted, Player
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    """Where somebody sits."""
-    folder = tmp_path_factory.mktemp("desk")
+def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+    """Provide a terminal and its server."""
+    folder = tmp_path_factory.mktemp("terminal")
     with Hosted(folder / ".state") as hosted:
-        yield Desk(folder, hosted)
+        yield Terminal(folder, hosted)
 
 
 @pytest.fixture
-def player(desk: Desk) -> Iterator[Player]:
-    """A runner."""
-    with desk.hosted.player() as player:
+def player(terminal: Terminal) -> Iterator[Player]:
+    """Provide a runner."""
+    with terminal.hosted.player() as player:
         yield player

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deltaci.cli.registry import COMMANDS
-from tests.cli.desk import ROOT, Desk
+from tests.cli.terminal import ROOT, Terminal
 from tests.client.hosted import gate, plan
 
 PATIENCE_SECONDS = 60
@@ -80,31 +80,31 @@ def test_bash_completes_commands_and_options(tmp_path: Path, shims: Path) -> Non
     assert completed(tmp_path, shims, "deltaci", "show", "") == []
 
 
-def test_bash_completes_ids_from_the_server(desk: Desk, patient_shims: Path) -> None:
+def test_bash_completes_ids_from_the_server(terminal: Terminal, patient_shims: Path) -> None:
     """Runs, and behind a slash their jobs."""
-    run = desk.submit(plan=plan(gate("ok"), gate("sure")))
+    run = terminal.submit(plan=plan(gate("ok"), gate("sure")))
 
-    assert run in completed(desk.folder, patient_shims, "deltaci", "show", "r")
-    assert completed(desk.folder, patient_shims, "deltaci", "logs", f"{run}/o") == [f"{run}/ok"]
-    assert completed(desk.folder, patient_shims, "deltaci", "show", "x") == []
-    desk.text("cancel", run)
+    assert run in completed(terminal.folder, patient_shims, "deltaci", "show", "r")
+    assert completed(terminal.folder, patient_shims, "deltaci", "logs", f"{run}/o") == [f"{run}/ok"]
+    assert completed(terminal.folder, patient_shims, "deltaci", "show", "x") == []
+    terminal.text("cancel", run)
 
 
-def test_a_server_that_says_nothing_is_not_waited_for(desk: Desk, shims: Path) -> None:
+def test_a_server_that_says_nothing_is_not_waited_for(terminal: Terminal, shims: Path) -> None:
     """Whoever presses Tab waits for a second, and a busy machine's start of a program."""
     with socket.create_server(("127.0.0.1", 0)) as silent:  # It lets everybody in, and answers nobody.
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         begun = time.monotonic()
-        assert completed(desk.folder, shims, "deltaci", "show", "r", DELTACI_SERVER=url) == []
+        assert completed(terminal.folder, shims, "deltaci", "show", "r", DELTACI_SERVER=url) == []
         assert time.monotonic() - begun < MOST_SECONDS
 
 
 @pytest.mark.parametrize(("shell", "check"), [("bash", ["-n"]), ("zsh", ["-n"]), ("fish", ["-n"])])
 def test_every_script_can_be_read_by_its_shell(
-    tmp_path: Path, shims: Path, desk: Desk, shell: str, check: list[str]
+    tmp_path: Path, shims: Path, terminal: Terminal, shell: str, check: list[str]
 ) -> None:
     """Where that shell is installed."""
-    script = desk.text("completion", shell)
+    script = terminal.text("completion", shell)
 
     assert "deltaci" in script
     if shutil.which(shell):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.desk import ROOT
+from tests.cli.terminal import ROOT
 
 PATIENCE_SECONDS = 90
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("DELTACI_")}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from deltaci.cli.registry import COMMANDS, loaded
-from tests.cli.desk import ROOT, Desk
+from tests.cli.terminal import ROOT, Terminal
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
@@ -34,21 +34,21 @@ def test_every_command_has_an_example(name: str) -> None:
         assert re.search(rf"Examples?:\n\n +deltaci {name}", each.help), each.name
 
 
-def test_the_plan_on_the_page_is_one(desk: Desk) -> None:
+def test_the_plan_on_the_page_is_one(terminal: Terminal) -> None:
     """Whoever copies it must not be refused."""
     [plan] = re.findall(r"```json\n(.*?)```", (ROOT / "docs" / "cli.md").read_text("utf-8"), re.DOTALL)
 
-    run = desk.submit(plan=json.loads(plan))
+    run = terminal.submit(plan=json.loads(plan))
 
-    assert [job["name"] for job in desk.json("show", run)["jobs"]] == ["build", "release gate", "deploy"]
-    assert "release gate" in desk.text("show", run)
-    desk.text("cancel", run)
+    assert [job["name"] for job in terminal.json("show", run)["jobs"]] == ["build", "release gate", "deploy"]
+    assert "release gate" in terminal.text("show", run)
+    terminal.text("cancel", run)
 
 
-def test_the_programs_on_the_clients_page_run(desk: Desk, tmp_path: Path) -> None:
+def test_the_programs_on_the_clients_page_run(terminal: Terminal, tmp_path: Path) -> None:
     """As they stand."""
     programs = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "client.md").read_text("utf-8"), re.DOTALL)
-    environment = {"DELTACI_SERVER": desk.hosted.url, "DELTACI_KEY": desk.hosted.token()}
+    environment = {"DELTACI_SERVER": terminal.hosted.url, "DELTACI_KEY": terminal.hosted.token()}
     said = []
     for program in programs:
         (tmp_path / "program.py").write_text(program)

@@ -6,77 +6,77 @@ import json
 
 import pytest
 
-from tests.cli.desk import Desk
+from tests.cli.terminal import Terminal
 from tests.client.hosted import Player, gate, plan, task
 
 
-def test_a_run_from_a_plan_is_followed_to_its_good_end(desk: Desk, player: Player) -> None:
+def test_a_run_from_a_plan_is_followed_to_its_good_end(terminal: Terminal, player: Player) -> None:
     """`submit` prints an id that every other command takes."""
-    run = desk.submit("--branch", "main", "--title", "first", "--label", "nightly", plan=plan(task("build")))
+    run = terminal.submit("--branch", "main", "--title", "first", "--label", "nightly", plan=plan(task("build")))
     player.finish(player.take(), output={"n": 1}, cost={"cents": 2, "io_bytes": 2048})
 
-    assert desk.deltaci("show", run, "--watch").exit_code == 0
-    shown = desk.text("show", run)
+    assert terminal.deltaci("show", run, "--watch").exit_code == 0
+    shown = terminal.text("show", run)
     [line] = [line for line in shown.splitlines() if line.startswith("build")]
     assert line.split()[:5] == ["build", "✓", "SUCCEEDED", "1/1", player.name]
-    assert desk.json("show", run)["jobs"][0]["name"] == "build"
-    assert run in desk.text("runs")
-    assert desk.json("outputs", run) == {"build": {"n": 1}}
-    assert '"n": 1' in desk.text("outputs", run)
-    assert desk.json("costs", run)["total"] == {"cents": 2, "io_bytes": 2048}
-    assert "2.0 KiB" in desk.text("costs", run)
+    assert terminal.json("show", run)["jobs"][0]["name"] == "build"
+    assert run in terminal.text("runs")
+    assert terminal.json("outputs", run) == {"build": {"n": 1}}
+    assert '"n": 1' in terminal.text("outputs", run)
+    assert terminal.json("costs", run)["total"] == {"cents": 2, "io_bytes": 2048}
+    assert "2.0 KiB" in terminal.text("costs", run)
 
 
-def test_a_failed_run_is_told_by_the_exit_code(desk: Desk, player: Player) -> None:
+def test_a_failed_run_is_told_by_the_exit_code(terminal: Terminal, player: Player) -> None:
     """Scripts read nothing else."""
-    waiting = desk.program("submit", desk.file("plan.json", plan(task("test"))), "--wait")
+    waiting = terminal.program("submit", terminal.file("plan.json", plan(task("test"))), "--wait")
     player.fail(player.take(), log_tail=["AssertionError: 1 != 2"])
     out, _ = waiting.communicate(timeout=60)
 
     assert waiting.returncode == 1
     assert "✗ FAILED" in out.decode()
     run = out.decode().splitlines()[0]
-    followed = desk.deltaci("show", run, "--watch")
+    followed = terminal.deltaci("show", run, "--watch")
     assert followed.exit_code == 1
     assert "run     " in followed.stdout
-    assert "FAILED" in desk.text("show", run)
+    assert "FAILED" in terminal.text("show", run)
 
 
-def test_waiting_and_following_as_json(desk: Desk, player: Player) -> None:
+def test_waiting_and_following_as_json(terminal: Terminal, player: Player) -> None:
     """One document for what is waited for, a line for each event of what is followed."""
-    whole = desk.program("submit", desk.file("plan.json", plan(task("a"))), "--wait", "--json")
+    whole = terminal.program("submit", terminal.file("plan.json", plan(task("a"))), "--wait", "--json")
     player.finish(player.take())
     out, _ = whole.communicate(timeout=60)
     assert (whole.returncode, json.loads(out)["status"]) == (0, "SUCCEEDED")
 
-    lines = desk.program("submit", "plan.json", "--follow", "--json")
+    lines = terminal.program("submit", "plan.json", "--follow", "--json")
     player.finish(player.take())
     out, _ = lines.communicate(timeout=60)
     events = [json.loads(line) for line in out.splitlines()]
     assert (lines.returncode, events[0]["to"]) == (0, "CREATED")
 
 
-def test_a_run_from_a_template(desk: Desk) -> None:
+def test_a_run_from_a_template(terminal: Terminal) -> None:
     """With its inputs, and the version that is named."""
     saved = {"plan": plan(task("a")), "inputs": {"env": {"required": True}}, "description": "to the stage"}
-    assert desk.text("template", "save", "stage", desk.file("stage.json", saved)) == "saved stage@1\n"
+    assert terminal.text("template", "save", "stage", terminal.file("stage.json", saved)) == "saved stage@1\n"
 
-    run = desk.text("submit", "--template", "stage@1", "--input", "env=dev=1").strip()
+    run = terminal.text("submit", "--template", "stage@1", "--input", "env=dev=1").strip()
 
-    assert desk.json("show", run)["inputs"] == {"env": "dev=1"}
-    assert "stage@1" in desk.text("show", run)
-    assert "env=dev=1" in desk.text("show", run)
-    desk.text("cancel", run)
+    assert terminal.json("show", run)["inputs"] == {"env": "dev=1"}
+    assert "stage@1" in terminal.text("show", run)
+    assert "env=dev=1" in terminal.text("show", run)
+    terminal.text("cancel", run)
 
 
-def test_the_same_key_starts_one_run(desk: Desk) -> None:
+def test_the_same_key_starts_one_run(terminal: Terminal) -> None:
     """A script that is run again does no harm."""
-    first = desk.submit("--idempotency-key", "monday", plan=plan(gate("a")))
+    first = terminal.submit("--idempotency-key", "monday", plan=plan(gate("a")))
 
-    assert desk.submit("--idempotency-key", "monday", plan=plan(gate("a"))) == first
-    told = desk.refused(3, "submit", "-", "--idempotency-key", "monday", input=json.dumps(plan(gate("b"))))
+    assert terminal.submit("--idempotency-key", "monday", plan=plan(gate("a"))) == first
+    told = terminal.refused(3, "submit", "-", "--idempotency-key", "monday", input=json.dumps(plan(gate("b"))))
     assert "request_id_reused" in told
-    desk.text("cancel", first)
+    terminal.text("cancel", first)
 
 
 @pytest.mark.parametrize(
@@ -108,37 +108,37 @@ def test_the_same_key_starts_one_run(desk: Desk) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_makes_no_sense_is_told_in_a_line(desk: Desk, words: tuple[str, ...], told: str) -> None:
+def test_what_makes_no_sense_is_told_in_a_line(terminal: Terminal, words: tuple[str, ...], told: str) -> None:
     """And nothing was asked."""
-    desk.file("plan.json", plan(task("a")))
+    terminal.file("plan.json", plan(task("a")))
 
-    assert told in desk.refused(2, *words)
+    assert told in terminal.refused(2, *words)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "\x00", '{"jobs": ' + "[" * 100_000])
-def test_a_file_that_is_no_plan_is_told_in_a_line(desk: Desk, content: str) -> None:
+def test_a_file_that_is_no_plan_is_told_in_a_line(terminal: Terminal, content: str) -> None:
     """With its name."""
-    (desk.folder / "bad.json").write_text(content)
+    (terminal.folder / "bad.json").write_text(content)
 
-    assert "bad.json" in desk.refused(2, "submit", "bad.json")
+    assert "bad.json" in terminal.refused(2, "submit", "bad.json")
 
 
-def test_a_plan_that_the_server_refuses_names_the_place(desk: Desk) -> None:
+def test_a_plan_that_the_server_refuses_names_the_place(terminal: Terminal) -> None:
     """The field, not the whole plan."""
-    told = desk.refused(3, "submit", "-", input='{"jobs": [{"name": "a", "work": {"steps": 5}}]}')
+    told = terminal.refused(3, "submit", "-", input='{"jobs": [{"name": "a", "work": {"steps": 5}}]}')
 
     assert "$.plan.jobs[0].work.steps" in told
     cycle = plan(task("a", needs=["b"]), task("b", needs=["a"]))
-    assert "dependency_cycle" in desk.refused(3, "submit", "-", input=json.dumps(cycle))
+    assert "dependency_cycle" in terminal.refused(3, "submit", "-", input=json.dumps(cycle))
 
 
-def test_runs_are_found_by_what_they_are(desk: Desk) -> None:
+def test_runs_are_found_by_what_they_are(terminal: Terminal) -> None:
     """All that is given must hold."""
-    first = desk.submit("--project", "p", "--branch", "x", "--label", "l", plan=plan(gate("a")))
-    second = desk.submit("--project", "p", "--branch", "y", plan=plan(gate("a")))
+    first = terminal.submit("--project", "p", "--branch", "x", "--label", "l", plan=plan(gate("a")))
+    second = terminal.submit("--project", "p", "--branch", "y", plan=plan(gate("a")))
 
     def found(*words: str) -> list[str]:
-        return [run["id"] for run in desk.json("runs", "--project", "p", *words)]
+        return [run["id"] for run in terminal.json("runs", "--project", "p", *words)]
 
     assert found() == [second, first]
     assert found("--limit", "1") == [second]
@@ -146,68 +146,68 @@ def test_runs_are_found_by_what_they_are(desk: Desk) -> None:
     assert found("--branch", "x") == found("--label", "l") == [first]
     assert found("--status", "waiting_approval", "--person", "ada", "--since", "1h") == [second, first]
     assert found("--state", "RUNNING") == found("--template", "t") == found("--until", "2020-01-01") == []
-    assert desk.text("runs", "--branch", "none") == "no runs; start one with 'deltaci submit'\n"
-    assert "the newest 1" in desk.text("runs", "--limit", "1")
+    assert terminal.text("runs", "--branch", "none") == "no runs; start one with 'deltaci submit'\n"
+    assert "the newest 1" in terminal.text("runs", "--limit", "1")
     for run in (first, second):
-        desk.text("cancel", run)
+        terminal.text("cancel", run)
 
 
-def test_a_gate_is_shown_before_it_is_decided(desk: Desk) -> None:
+def test_a_gate_is_shown_before_it_is_decided(terminal: Terminal) -> None:
     """Whoever approves must see what."""
-    run = desk.submit("--title", "release 7", plan=plan(gate("ok"), gate("sure"), task("deploy")))
+    run = terminal.submit("--title", "release 7", plan=plan(gate("ok"), gate("sure"), task("deploy")))
 
-    shown = desk.text("approve", run, "--job", "ok", "--comment", "fine")
+    shown = terminal.text("approve", run, "--job", "ok", "--comment", "fine")
     assert "release 7" in shown
     assert "ok: opens sure" in shown
     assert "approved ok; the run is ? WAITING_APPROVAL" in shown
-    assert desk.refused(3, "approve", run, "--plan-hash", "other").startswith("deltaci approve: ")
-    assert desk.json("approve", run)["jobs"] == ["sure"]
-    rejected = desk.submit(plan=plan(gate("ok")))
-    assert "rejected ok; the run is ✗ FAILED" in desk.text("reject", rejected, "--comment", "no")
-    assert "wrong_state" in desk.refused(3, "reject", rejected)
-    assert desk.json("reject", desk.submit(plan=plan(gate("ok"))))["jobs"] == ["ok"]
-    desk.text("cancel", run)
+    assert terminal.refused(3, "approve", run, "--plan-hash", "other").startswith("deltaci approve: ")
+    assert terminal.json("approve", run)["jobs"] == ["sure"]
+    rejected = terminal.submit(plan=plan(gate("ok")))
+    assert "rejected ok; the run is ✗ FAILED" in terminal.text("reject", rejected, "--comment", "no")
+    assert "wrong_state" in terminal.refused(3, "reject", rejected)
+    assert terminal.json("reject", terminal.submit(plan=plan(gate("ok"))))["jobs"] == ["ok"]
+    terminal.text("cancel", run)
 
 
-def test_a_run_and_a_job_are_stopped_and_what_failed_is_done_again(desk: Desk) -> None:
+def test_a_run_and_a_job_are_stopped_and_what_failed_is_done_again(terminal: Terminal) -> None:
     """Each by its name."""
-    run = desk.submit(plan=plan(task("a", needs=[]), task("py3.11", needs=[])))
+    run = terminal.submit(plan=plan(task("a", needs=[]), task("py3.11", needs=[])))
 
-    assert "is now ■ CANCELED" in desk.text("cancel", f"{run}/py3.11", "--reason", "not needed")
-    assert desk.json("cancel", run)["status"] == "CANCELED"
-    again = desk.text("rerun", run, "--failed").strip()
-    assert desk.json("show", again)["rerun_of"] == run
-    assert f"a rerun of {run}" in desk.text("show", again)
-    one, two = (desk.json("rerun", run, "--idempotency-key", "k")["id"] for _ in range(2))
+    assert "is now ■ CANCELED" in terminal.text("cancel", f"{run}/py3.11", "--reason", "not needed")
+    assert terminal.json("cancel", run)["status"] == "CANCELED"
+    again = terminal.text("rerun", run, "--failed").strip()
+    assert terminal.json("show", again)["rerun_of"] == run
+    assert f"a rerun of {run}" in terminal.text("show", again)
+    one, two = (terminal.json("rerun", run, "--idempotency-key", "k")["id"] for _ in range(2))
     assert one == two
-    desk.text("cancel", one)
-    waiting = desk.program("rerun", run, "--wait")
+    terminal.text("cancel", one)
+    waiting = terminal.program("rerun", run, "--wait")
     assert waiting.stdout is not None
     third = waiting.stdout.readline().decode().strip()
-    desk.text("cancel", third)
+    terminal.text("cancel", third)
     waiting.communicate(timeout=60)
     assert waiting.returncode == 1
-    desk.text("cancel", again)
+    terminal.text("cancel", again)
 
 
-def test_why_is_answered_for_a_run_a_job_and_an_attempt(desk: Desk, player: Player) -> None:
+def test_why_is_answered_for_a_run_a_job_and_an_attempt(terminal: Terminal, player: Player) -> None:
     """In words, with the events that they rest on."""
-    run = desk.submit(plan=plan(task("py3.11"), gate("ok")))
+    run = terminal.submit(plan=plan(task("py3.11"), gate("ok")))
     player.finish(player.take())
 
-    assert "ok" in desk.text("explain", run)
-    assert desk.json("explain", f"{run}/ok")["entity"] == "job"
-    assert desk.json("explain", f"{run}/py3.11")["entity"] == "job"
-    assert desk.json("explain", f"{run}/py3.11.1")["entity"] == "attempt"
-    assert "history:" in desk.text("explain", f"{run}/py3.11.1")
-    assert "not_found" in desk.refused(3, "explain", f"{run}/none.1")
-    desk.text("cancel", run)
+    assert "ok" in terminal.text("explain", run)
+    assert terminal.json("explain", f"{run}/ok")["entity"] == "job"
+    assert terminal.json("explain", f"{run}/py3.11")["entity"] == "job"
+    assert terminal.json("explain", f"{run}/py3.11.1")["entity"] == "attempt"
+    assert "history:" in terminal.text("explain", f"{run}/py3.11.1")
+    assert "not_found" in terminal.refused(3, "explain", f"{run}/none.1")
+    terminal.text("cancel", run)
 
 
-def test_what_a_job_waits_for_is_in_its_line(desk: Desk, player: Player) -> None:
+def test_what_a_job_waits_for_is_in_its_line(terminal: Terminal, player: Player) -> None:
     """A worker, a retry, others, people."""
     later = {"max_attempts": 2, "base_delay_seconds": 500}
-    run = desk.submit(
+    run = terminal.submit(
         plan=plan(
             task("flaky", needs=[], retry=later),
             task("gpu", needs=[], runs_on=["gpu"]),
@@ -217,11 +217,11 @@ def test_what_a_job_waits_for_is_in_its_line(desk: Desk, player: Player) -> None
     )
     player.fail(player.take(), error_code="CACHE_FETCH")
 
-    lines = {line.split()[0]: line for line in desk.text("show", run).splitlines() if line.strip()}
+    lines = {line.split()[0]: line for line in terminal.text("show", run).splitlines() if line.strip()}
 
     assert "waits for a worker with gpu" in lines["gpu"]
     assert "waits for flaky, gpu" in lines["after"]
     assert "waits for 2 people with role ops to approve" in lines["ok"]
     assert "next attempt in" in lines["flaky"]
     assert "1/2" in lines["flaky"]
-    desk.text("cancel", run)
+    terminal.text("cancel", run)

@@ -12,7 +12,7 @@ from deltaci.cli.app import app
 from deltaci.server.auth.credentials import load_server_key
 from deltaci.server.secrets import Secrets
 from deltaci.storage.blobs.store import FolderBlobStore
-from tests.cli.desk import Desk
+from tests.cli.terminal import Terminal
 
 
 def said(data: Path, *words: str, value: str | bytes = "") -> tuple[int, str]:
@@ -84,22 +84,22 @@ def test_scopes_without_a_server(tmp_path: Path) -> None:
     assert names(tmp_path) == ["A"]
 
 
-def test_scopes_through_a_server(desk: Desk) -> None:
+def test_scopes_through_a_server(terminal: Terminal) -> None:
     """Of the folder where it runs, or with a key; who set it is remembered."""
-    desk.text("secret", "set", "A", "--project", "shop", "--branch", "rel/*", input="hunter2\n")
-    desk.text("secret", "set", "A", "--project", "shop", "--branch", "rel/*", input="hunter3\n")
-    desk.text("secret", "set", "B", input="hunter2")
-    weak = desk.json("key", "create", "eve", "--scope", "run")["token"]
+    terminal.text("secret", "set", "A", "--project", "shop", "--branch", "rel/*", input="hunter2\n")
+    terminal.text("secret", "set", "A", "--project", "shop", "--branch", "rel/*", input="hunter3\n")
+    terminal.text("secret", "set", "B", input="hunter2")
+    weak = terminal.json("key", "create", "eve", "--scope", "run")["token"]
 
-    [first, second] = desk.json("secret", "list")
+    [first, second] = terminal.json("secret", "list")
     named = [first[each] for each in ("name", "project", "branch", "version", "set_by")]
     assert named == ["A", "shop", "rel/*", 2, "ada"]
     assert (second["name"], second["project"]) == ("B", "")
-    assert "rel/*" in desk.text("secret", "list")
-    assert "missing_scope" in desk.refused(4, "secret", "set", "A", input="hunter9", DELTACI_KEY=weak)
-    told = desk.refused(3, "secret", "set", "A", "--branch", "x", input="hunter9")
+    assert "rel/*" in terminal.text("secret", "list")
+    assert "missing_scope" in terminal.refused(4, "secret", "set", "A", input="hunter9", DELTACI_KEY=weak)
+    told = terminal.refused(3, "secret", "set", "A", "--branch", "x", input="hunter9")
     assert "name the project" in told
     assert "hunter9" not in told
-    assert "not_found" in desk.refused(3, "secret", "remove", "A")
-    desk.text("secret", "remove", "A", "--project", "shop", "--branch", "rel/*")
-    assert [each["name"] for each in desk.json("secret", "list")] == ["B"]
+    assert "not_found" in terminal.refused(3, "secret", "remove", "A")
+    terminal.text("secret", "remove", "A", "--project", "shop", "--branch", "rel/*")
+    assert [each["name"] for each in terminal.json("secret", "list")] == ["B"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.cli.desk import Desk
+from tests.cli.terminal import Terminal
 
 BROWSER = """
 import sys, urllib.request
@@ -17,38 +17,38 @@ open(sys.argv[0] + ".seen", "wb").write(urllib.request.urlopen(sys.argv[1]).read
 """
 
 
-def entered(desk: Desk, link: str) -> httpx.Response:
+def entered(terminal: Terminal, link: str) -> httpx.Response:
     """The page that somebody sees who follows the link."""
     address, _, token = link.strip().partition("#token=")
-    with httpx.Client(base_url=desk.hosted.url, trust_env=False, timeout=30) as http:
-        assert address == f"{desk.hosted.url}/sign-in"
-        answer = http.post("/sign-in", data={"key": token}, headers={"Origin": desk.hosted.url})
+    with httpx.Client(base_url=terminal.hosted.url, trust_env=False, timeout=30) as http:
+        assert address == f"{terminal.hosted.url}/sign-in"
+        answer = http.post("/sign-in", data={"key": token}, headers={"Origin": terminal.hosted.url})
         assert answer.status_code == 303, answer.text
         return http.get("/runs")
 
 
-def test_the_link_signs_in_as_who_sits_here(desk: Desk) -> None:
+def test_the_link_signs_in_as_who_sits_here(terminal: Terminal) -> None:
     """Also with somebody's key in the environment: the link is the operator's own."""
-    assert "<strong>ada</strong> to <strong>default</strong>" in entered(desk, desk.text("web", "--print")).text
-    link = desk.text("web", "--print", "--tenant", "team", DELTACI_KEY="dck_x")
-    assert "<strong>ada</strong> to <strong>team</strong>" in entered(desk, link).text
+    assert "<strong>ada</strong> to <strong>default</strong>" in entered(terminal, terminal.text("web", "--print")).text
+    link = terminal.text("web", "--print", "--tenant", "team", DELTACI_KEY="dck_x")
+    assert "<strong>ada</strong> to <strong>team</strong>" in entered(terminal, link).text
 
 
-def test_a_browser_is_given_a_file_that_only_we_can_read(desk: Desk, tmp_path: Path) -> None:
+def test_a_browser_is_given_a_file_that_only_we_can_read(terminal: Terminal, tmp_path: Path) -> None:
     """What a program is started with, everybody on the machine can read; and without a browser it is said."""
     browser = tmp_path / "browser.py"
     browser.write_text(BROWSER)
 
-    with desk.program("web", env={"BROWSER": f"{sys.executable} {browser} %s", "USER": "ada"}) as opened:
+    with terminal.program("web", env={"BROWSER": f"{sys.executable} {browser} %s", "USER": "ada"}) as opened:
         printed = opened.communicate(timeout=60)[0].decode()
 
     assert opened.returncode == 0
     [link] = re.findall(r"url=([^\"]+)\"", (tmp_path / "browser.py.seen").read_text())
     assert printed.strip() == link
-    assert entered(desk, link).status_code == 200
-    assert (desk.folder / ".state" / "web.html").stat().st_mode & 0o777 == 0o600
+    assert entered(terminal, link).status_code == 200
+    assert (terminal.folder / ".state" / "web.html").stat().st_mode & 0o777 == 0o600
 
-    alone = desk.deltaci("web", BROWSER="none-such-browser", PATH="", DISPLAY="")
+    alone = terminal.deltaci("web", BROWSER="none-such-browser", PATH="", DISPLAY="")
     assert alone.exit_code == 0
     assert "no browser found" in alone.stderr
 
@@ -64,18 +64,18 @@ def test_a_browser_is_given_a_file_that_only_we_can_read(desk: Desk, tmp_path: P
     ],
 )
 def test_where_there_is_no_such_server_it_says_what_to_do(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, code: int, words: tuple[str, ...], why: str
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, code: int, words: tuple[str, ...], why: str
 ) -> None:
     """One line, and nothing is printed that could be mistaken for a link."""
     monkeypatch.setattr("deltaci.cli.commands.web.PATIENCE_SECONDS", 0.0)
 
-    assert why in desk.refused(code, "web", "--print", *words)
+    assert why in terminal.refused(code, "web", "--print", *words)
 
 
-def test_a_key_that_is_not_the_servers_makes_no_link(desk: Desk, tmp_path: Path) -> None:
+def test_a_key_that_is_not_the_servers_makes_no_link(terminal: Terminal, tmp_path: Path) -> None:
     """It would open nothing."""
     (tmp_path / "server.key").write_bytes(b"k" * 32)
 
-    assert "token was not signed by this server" in desk.refused(
-        4, "web", "--data", str(tmp_path), "--server", desk.hosted.url
+    assert "token was not signed by this server" in terminal.refused(
+        4, "web", "--data", str(tmp_path), "--server", terminal.hosted.url
     )

@@ -17,9 +17,9 @@ import pytest
 
 from deltaci.controllers.merge_queue.records import BatchView, EntryView, QueueView
 from deltaci.core import job
-from tests.cli.desk import Desk
+from tests.cli.terminal import Terminal
 from tests.cli.test_completion import completed, patient_shims
-from tests.cli.test_manners import terminal
+from tests.cli.test_manners import pseudo_terminal
 from tests.client.hosted import WAIT_SECONDS, Player, gate, plan
 from tests.support.workstream_context import BASE, StandIn
 
@@ -49,13 +49,13 @@ tasks:
 class Streams:
     """A desk whose server starts workstreams."""
 
-    def __init__(self, desk: Desk) -> None:
-        service, loop = desk.hosted._service, desk.hosted._loop
+    def __init__(self, terminal: Terminal) -> None:
+        service, loop = terminal.hosted._service, terminal.hosted._loop
         assert service is not None
         assert loop is not None
-        self.desk, self._service, self._loop = desk, service, loop
+        self.terminal, self._service, self._loop = terminal, service, loop
         self.stand_in = StandIn(service)
-        (desk.folder / "login.yml").write_text(FILE)
+        (terminal.folder / "login.yml").write_text(FILE)
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Where the server runs."""
@@ -67,20 +67,20 @@ class Streams:
 
     def create(self, *words: str) -> str:
         """Its id."""
-        return self.desk.text("ws", "create", "login.yml", *words).strip()
+        return self.terminal.text("ws", "create", "login.yml", *words).strip()
 
 
 @pytest.fixture
-def streams(desk: Desk) -> Streams:
+def streams(terminal: Terminal) -> Streams:
     """Nothing waits to be merged at first."""
-    return Streams(desk)
+    return Streams(terminal)
 
 
 def test_a_broken_file_is_told_with_its_lines_and_starts_nothing(streams: Streams) -> None:
     """Before any server is asked: exit code 2."""
-    (streams.desk.folder / "bad.yml").write_text(FILE.replace("needs: schema", "needs: shcema", 1))
+    (streams.terminal.folder / "bad.yml").write_text(FILE.replace("needs: schema", "needs: shcema", 1))
 
-    result = streams.desk.deltaci("ws", "create", "bad.yml", DELTACI_SERVER="http://127.0.0.1:9")
+    result = streams.terminal.deltaci("ws", "create", "bad.yml", DELTACI_SERVER="http://127.0.0.1:9")
 
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.splitlines() == [
@@ -89,34 +89,34 @@ def test_a_broken_file_is_told_with_its_lines_and_starts_nothing(streams: Stream
         "    |            ^",
         "deltaci ws create: 1 problem; nothing was started",
     ]
-    assert "cannot be read" in streams.desk.refused(2, "ws", "create", "nowhere.yml")
+    assert "cannot be read" in streams.terminal.refused(2, "ws", "create", "nowhere.yml")
 
 
 def test_what_the_server_refuses_is_one_line(streams: Streams) -> None:
     """With what to do about it."""
-    desk = streams.desk
+    terminal = streams.terminal
 
-    assert "there is no project 'shpo'" in desk.refused(3, "ws", "create", "login.yml", "--project", "shpo")
-    assert "base: 'a..b' as a branch" in desk.refused(3, "ws", "create", "login.yml", "--base", "a..b")
-    assert "there is no workstream 'r404'" in desk.refused(3, "ws", "show", "r404")
-    assert "there is no workstream 'r404'" in desk.refused(3, "ws", "cancel", "r404")
-    assert "names a job" in desk.refused(2, "ws", "show", "r404/a")
-    assert "expected cancelled, completed" in desk.refused(3, "ws", "list", "--state", "running")
+    assert "there is no project 'shpo'" in terminal.refused(3, "ws", "create", "login.yml", "--project", "shpo")
+    assert "base: 'a..b' as a branch" in terminal.refused(3, "ws", "create", "login.yml", "--base", "a..b")
+    assert "there is no workstream 'r404'" in terminal.refused(3, "ws", "show", "r404")
+    assert "there is no workstream 'r404'" in terminal.refused(3, "ws", "cancel", "r404")
+    assert "names a job" in terminal.refused(2, "ws", "show", "r404/a")
+    assert "expected cancelled, completed" in terminal.refused(3, "ws", "list", "--state", "running")
 
 
 def test_a_workstream_is_shown_with_stages_and_reasons(streams: Streams) -> None:
     """Both vocabularies; what each task waits for; what it added; where the tree is."""
-    desk = streams.desk
-    with desk.hosted.player("ws-one") as player:
+    terminal = streams.terminal
+    with terminal.hosted.player("ws-one") as player:
         id = streams.create("--base", "next")
-        ready = desk.text("ws", "show", id)
+        ready = terminal.text("ws", "show", id)
         lease = player.take()
         player.finish(lease)
         streams.validate(job.Validate(id=f"{id}/schema", is_passed=True))
         streams.do(streams.stand_in.join("default", id, "schema", "c" * 40, place=f"{player.name}:/trees/{id}"))
         taken = player.take()
-        found = desk.text("ws", "show", id)
-        desk.text("ws", "cancel", id)
+        found = terminal.text("ws", "show", id)
+        terminal.text("ws", "cancel", id)
         player.say(taken, "CancelAck", stopped_at="2026-01-04T08:00:00Z")
 
     assert f"workstream  login  ({id})" in ready
@@ -135,9 +135,9 @@ def test_a_workstream_is_shown_with_stages_and_reasons(streams: Streams) -> None
 
 def test_waiting_ends_with_the_outcome_and_its_reason(streams: Streams) -> None:
     """Not critical is not counted; a failed rule is named with what was found; exit code 1."""
-    desk = streams.desk
-    with desk.hosted.player() as player:
-        process = desk.program("ws", "create", "login.yml", "--wait")
+    terminal = streams.terminal
+    with terminal.hosted.player() as player:
+        process = terminal.program("ws", "create", "login.yml", "--wait")
         assert process.stdout is not None
         id = process.stdout.readline().decode().strip()
         player.finish(player.take())
@@ -159,47 +159,49 @@ def test_waiting_ends_with_the_outcome_and_its_reason(streams: Streams) -> None:
     assert "login ✗ failed" in told
     assert "  api: rule make test: found exit code 2, expected exit code 0" in told
     assert "  merge: merge: not merged" in told
-    assert desk.json("ws", "show", id)["state"] == "failed"
+    assert terminal.json("ws", "show", id)["state"] == "failed"
 
 
 def test_what_was_completed_ends_with_zero(streams: Streams, player: Player) -> None:
     """Only then."""
-    desk = streams.desk
-    (desk.folder / "one.yml").write_text("workstream: one\nproject: shop\ntasks: [{name: a, run: make}]\n")
-    process = desk.program(
+    terminal = streams.terminal
+    (terminal.folder / "one.yml").write_text("workstream: one\nproject: shop\ntasks: [{name: a, run: make}]\n")
+    process = terminal.program(
         "ws", "create", "one.yml", "--wait", "--json", "--idempotency-key", "k1", env={"USER": "ada"}
     )
     player.finish(player.take())
-    id = desk.json("ws", "create", "one.yml", "--idempotency-key", "k1")["id"]
+    id = terminal.json("ws", "create", "one.yml", "--idempotency-key", "k1")["id"]
     streams.validate(job.Validate(id=f"{id}/a", is_passed=True))
     out, err = process.communicate(timeout=WAIT_SECONDS)
 
     assert (process.returncode, err) == (0, b"")
     assert (json.loads(out)["id"], json.loads(out)["state"]) == (id, "completed")
-    assert desk.deltaci("ws", "show", id, "--watch").exit_code == 0
+    assert terminal.deltaci("ws", "show", id, "--watch").exit_code == 0
 
 
 def test_workstreams_are_listed_and_stopped(streams: Streams) -> None:
     """With the words of both."""
-    desk = streams.desk
+    terminal = streams.terminal
     id = streams.create()
 
-    told = desk.text("ws", "cancel", id, "--reason", "wrong base")
-    seen = desk.text("ws", "show", id)
-    listed = desk.text("ws", "list", "--state", "cancelled", "--project", "shop")
+    told = terminal.text("ws", "cancel", id, "--reason", "wrong base")
+    seen = terminal.text("ws", "show", id)
+    listed = terminal.text("ws", "list", "--state", "cancelled", "--project", "shop")
 
     assert f"{id} is now ■ cancelled" in told
     assert "the run was cancelled" in seen
     [line] = [each for each in listed.splitlines() if id in each]
     assert line.split()[:4] == [id, "login", "■", "cancelled"]
     assert "wrong base" in line
-    assert desk.text("ws", "list", "--project", "other") == "no workstreams; start one with 'deltaci ws create FILE'\n"
-    assert id in [each["id"] for each in desk.json("ws", "list")]
+    assert (
+        terminal.text("ws", "list", "--project", "other") == "no workstreams; start one with 'deltaci ws create FILE'\n"
+    )
+    assert id in [each["id"] for each in terminal.json("ws", "list")]
 
 
 def test_the_merge_queue_is_shown_in_its_order(streams: Streams) -> None:
     """With what is tested together; nothing is said plainly."""
-    desk = streams.desk
+    terminal = streams.terminal
     one, two = streams.create(), streams.create()
     first = EntryView(id=one, title="a", method="merge", head="d" * 40, at=1, batch=7)
     second = msgspec.structs.replace(first, id=two, batch=0, problem="the runner is away", not_before=1)
@@ -207,13 +209,13 @@ def test_the_merge_queue_is_shown_in_its_order(streams: Streams) -> None:
         number=7, method="merge", members=(one,), doing="testing", start=BASE, commit="e" * 40, run_id="r9"
     )
 
-    assert desk.text("ws", "queue") == "no workstream waits to be merged\n"
+    assert terminal.text("ws", "queue") == "no workstream waits to be merged\n"
     streams.stand_in.waiting = [
         QueueView(project="shop", base="main", entries=(first, second), batches=(batch,), problem="no way in")
     ]
-    shown, seen = desk.text("ws", "queue", "shop"), desk.text("ws", "show", two)
+    shown, seen = terminal.text("ws", "queue", "shop"), terminal.text("ws", "show", two)
     for id in (one, two):
-        desk.text("ws", "cancel", id)
+        terminal.text("ws", "cancel", id)
 
     assert shown.splitlines()[0] == "shop, main"
     assert [line.split()[:3] for line in shown.splitlines()[2:4]] == [["1", one, "merge"], ["2", two, "merge"]]
@@ -221,19 +223,19 @@ def test_the_merge_queue_is_shown_in_its_order(streams: Streams) -> None:
     assert "the runner is away; next attempt" in shown
     assert "the whole queue waits: no way in" in shown
     assert "merge: number 2 in the queue of main, waits to be tested (the runner is away)" in seen
-    assert desk.text("ws", "queue", "other") == "no workstream waits to be merged in other\n"
-    assert [queue["base"] for queue in desk.json("ws", "queue")["queues"]] == ["main"]
+    assert terminal.text("ws", "queue", "other") == "no workstream waits to be merged in other\n"
+    assert [queue["base"] for queue in terminal.json("ws", "queue")["queues"]] == ["main"]
 
 
 def test_nothing_in_a_workstream_speaks_to_the_terminal(streams: Streams) -> None:
     """Its title is somebody's text."""
-    desk = streams.desk
+    terminal = streams.terminal
     title = '"\\u202eevil \\u2028 [bold]x[/bold]"'
-    (desk.folder / "evil.yml").write_text(FILE.replace("Log in with a key", title))
-    id = desk.text("ws", "create", "evil.yml").strip()
+    (terminal.folder / "evil.yml").write_text(FILE.replace("Log in with a key", title))
+    id = terminal.text("ws", "create", "evil.yml").strip()
 
-    shown = desk.text("ws", "show", id) + desk.text("ws", "list")
-    desk.text("ws", "cancel", id)
+    shown = terminal.text("ws", "show", id) + terminal.text("ws", "list")
+    terminal.text("ws", "cancel", id)
 
     assert "\u202e" not in shown
     assert "[bold]x[/bold]" in shown
@@ -241,12 +243,12 @@ def test_nothing_in_a_workstream_speaks_to_the_terminal(streams: Streams) -> Non
 
 def test_ids_are_completed(streams: Streams, patient_shims: Path) -> None:
     """Of workstreams, not of other runs."""
-    desk = streams.desk
-    other, id = desk.submit(plan=plan(gate("ok"))), streams.create()
+    terminal = streams.terminal
+    other, id = terminal.submit(plan=plan(gate("ok"))), streams.create()
 
-    offered = completed(desk.folder, patient_shims, "deltaci", "ws", "show", "r")
-    desk.text("ws", "cancel", id)
-    desk.text("cancel", other)
+    offered = completed(terminal.folder, patient_shims, "deltaci", "ws", "show", "r")
+    terminal.text("ws", "cancel", id)
+    terminal.text("cancel", other)
 
     assert id in offered
     assert other not in offered
@@ -254,12 +256,14 @@ def test_ids_are_completed(streams: Streams, patient_shims: Path) -> None:
 
 def test_on_a_terminal_it_lives_and_nothing_is_wider(streams: Streams) -> None:
     """Until it is over; the exit code tells how it ended."""
-    desk = streams.desk
+    terminal = streams.terminal
     id = streams.create()
-    desk.text("ws", "cancel", id, "--reason", "a reason that is much longer than the terminal is wide, or nearly so")
+    terminal.text(
+        "ws", "cancel", id, "--reason", "a reason that is much longer than the terminal is wide, or nearly so"
+    )
     for words, code in ((("ws", "show", id, "--watch"), 1), (("ws", "list"), 0)):
-        with terminal(80) as (ours, theirs):
-            process = desk.program(*words, stdout=theirs, stderr=subprocess.STDOUT, env={"TERM": "xterm-256color"})
+        with pseudo_terminal(80) as (ours, theirs):
+            process = terminal.program(*words, stdout=theirs, stderr=subprocess.STDOUT, env={"TERM": "xterm-256color"})
             os.close(theirs)
             seen = b""
             with suppress(OSError):  # The other end is closed.

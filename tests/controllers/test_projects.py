@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deltaci.git.url_policy import UrlPolicy
-from tests.cli.desk import Desk
+from tests.cli.terminal import Terminal
 from tests.client.hosted import Hosted
 from tests.contract.backends import Backend, on_loop
 from tests.controllers.site import RepositorySite, opened
@@ -121,44 +121,46 @@ async def test_lists_of_changes(site: Opened, upstream: Upstream) -> None:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
+def terminal(tmp_path: Path) -> Terminal:
     """Somebody with a server that knows no repository."""
-    return Desk(tmp_path, Hosted(tmp_path / ".state"))
+    return Terminal(tmp_path, Hosted(tmp_path / ".state"))
 
 
-def test_the_command_line(desk: Desk, upstream: Upstream) -> None:
+def test_the_command_line(terminal: Terminal, upstream: Upstream) -> None:
     """Add, list, show, edit, hook, remove; and what came of changes."""
-    with desk.hosted:
-        assert "no projects" in desk.text("project", "list")
-        desk.text("project", "add", "shop", URL, "--forge", "github", "--webhook-secret", "HOOK", "--poll", "5m")
-        assert "deltaci project edit shop" in desk.refused(2, "project", "add", "shop", URL)
-        edited = desk.json("project", "edit", "shop", "--supersede-pushes", "all", "--default-branch", "trunk")
+    with terminal.hosted:
+        assert "no projects" in terminal.text("project", "list")
+        terminal.text("project", "add", "shop", URL, "--forge", "github", "--webhook-secret", "HOOK", "--poll", "5m")
+        assert "deltaci project edit shop" in terminal.refused(2, "project", "add", "shop", URL)
+        edited = terminal.json("project", "edit", "shop", "--supersede-pushes", "all", "--default-branch", "trunk")
         assert (edited["forge"], edited["webhook_secret"], edited["default_branch"]) == ("github", "HOOK", "trunk")
         assert (edited["policies"]["poll_seconds"], edited["policies"]["supersede_pushes"]) == (300, "all")
-        assert desk.json("project", "edit", "shop", "--poll", "0s", "--webhook-secret", "")["webhook_secret"] == ""
-        shown = desk.text("project", "show", "shop")
+        assert terminal.json("project", "edit", "shop", "--poll", "0s", "--webhook-secret", "")["webhook_secret"] == ""
+        shown = terminal.text("project", "show", "shop")
         assert "trunk" in shown
-        assert "shop" in desk.text("project", "list")
-        assert "--allow-repositories file" in desk.refused(3, "project", "add", "local", upstream.url)
-        hook = desk.json("project", "hook", "shop", "--repository", str(upstream.bare))
+        assert "shop" in terminal.text("project", "list")
+        assert "--allow-repositories file" in terminal.refused(3, "project", "add", "local", upstream.url)
+        hook = terminal.json("project", "hook", "shop", "--repository", str(upstream.bare))
         assert Path(hook["hook"]).stat().st_mode & 0o111
         assert "Bearer dck_" in (upstream.bare / "hooks" / "deltaci.conf").read_text()
-        assert "is not a Git repository" in desk.refused(2, "project", "hook", "shop", "--repository", str(desk.folder))
+        assert "is not a Git repository" in terminal.refused(
+            2, "project", "hook", "shop", "--repository", str(terminal.folder)
+        )
         gone = {"ref": "refs/heads/gone", "before": "a" * 40, "after": "0" * 40}
-        with desk.hosted.client() as client:
+        with terminal.hosted.client() as client:
             assert client.report_push("shop", [gone], delivery="delivery-1").changes[0].is_new
-        [change] = desk.json("changes")
-        assert "push delivery-1" in desk.text("changes", change["id"])
-        assert change["id"] in desk.text("changes", "--project", "shop")
-        assert "no changes yet" in desk.text("changes", "--project", "other")
-        assert "there is no project" in desk.refused(3, "submit", "--repository", "other")
-        assert "removed shop" in desk.text("project", "remove", "shop")
+        [change] = terminal.json("changes")
+        assert "push delivery-1" in terminal.text("changes", change["id"])
+        assert change["id"] in terminal.text("changes", "--project", "shop")
+        assert "no changes yet" in terminal.text("changes", "--project", "other")
+        assert "there is no project" in terminal.refused(3, "submit", "--repository", "other")
+        assert "removed shop" in terminal.text("project", "remove", "shop")
 
 
-def test_the_plan_of_a_run(desk: Desk) -> None:
+def test_the_plan_of_a_run(terminal: Terminal) -> None:
     """Also of one that comes from no repository."""
-    with desk.hosted:
-        id = desk.submit(plan={"jobs": [{"name": "hello", "work": {"steps": ["true"]}}]})
+    with terminal.hosted:
+        id = terminal.submit(plan={"jobs": [{"name": "hello", "work": {"steps": ["true"]}}]})
 
-        assert "hello" in desk.text("show", id, "--plan")
-        assert desk.json("show", id, "--plan")["choices"] == []
+        assert "hello" in terminal.text("show", id, "--plan")
+        assert terminal.json("show", id, "--plan")["choices"] == []

@@ -195,7 +195,7 @@ class Proxy(Listener):
         """Wait for so many more of this kind, from now on."""
         return await self.until(kind, count, len(self.came(kind)), is_answered=is_answered)
 
-    async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hand over one request after the other."""
         with suppress(Cut):
             while True:

@@ -59,7 +59,7 @@ class FakeForge(Listener):
         """Wait for so many requests, successful or not."""
         await self.wait_until(lambda: len(self.received) >= count)
 
-    async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, path, _ = head[0].split(" ")

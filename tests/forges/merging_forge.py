@@ -66,7 +66,7 @@ class MergingForge(Listener):
         names = [name for name in self.branches if name.startswith(TEMPORARY_BRANCHES)]
         return names + [str(number) for number, request in self.requests.items() if request["state"] == "open"]
 
-    async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, target, _ = head[0].split(" ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cli.desk import ROOT
+from tests.cli.terminal import ROOT
 from tests.local.repository import Repository
 from tests.local.test_run import LocalCli, statuses
 

@@ -1,4 +1,4 @@
-"""How much of a long search the tests do: a fixed small part in `make test`, all of it in `make test THOROUGH=1`."""
+"""The size of long searches: a fixed small part in `make test`, everything in `make test THOROUGH=1`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Authorities and certificates for tests, made on the spot."""
+"""Certificate authorities and certificates for tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Pair(NamedTuple):
     key: Path
 
     def become(self, other: Pair) -> None:
-        """What a renewal does: the same names, another content, never half of it."""
+        """Replace the files by another pair atomically, as a renewal does."""
         for own, new in zip(self, other, strict=True):
             fresh = own.with_suffix(".fresh")
             fresh.write_bytes(new.read_bytes())

@@ -29,7 +29,7 @@ KINDS: Final = ("state", "trigger", "severity", "order", "retry_count", "worker"
 
 
 class Forgery(NamedTuple):
-    """A log with one change. `kind` is one of KINDS, or says why the change cannot be detected."""
+    """A log with one change. `kind` is one of KINDS, or the reason why the change cannot be detected."""
 
     kind: str
     lines: list[Line]

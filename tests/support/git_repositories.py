@@ -1,4 +1,4 @@
-"""Real repositories for tests, made by git as anybody makes them."""
+"""Real git repositories for tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Repository:
         self.git("init", "--quiet", "--initial-branch=main")
 
     def git(self, *words: str) -> str:
-        """What git says."""
+        """Return the output of a git command."""
         done = subprocess.run(("git", *words), cwd=self.path, env=ENV, capture_output=True, check=False, timeout=60)
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout.decode().strip()

@@ -1,4 +1,4 @@
-"""A port of 127.0.0.1 on which somebody is met, for as long as a test wants."""
+"""A TCP server on a free port of 127.0.0.1, for the time of an `async with` block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Listener(ABC):
-    """Whoever connects is met in a task of its own, which ends with the listener, and is then hung up on."""
+    """Handles each connection in its own task, and closes it afterwards. The tasks end with the listener."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -16,7 +16,7 @@ class Listener(ABC):
         self.url = ""
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._come, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
@@ -28,18 +28,18 @@ class Listener(ABC):
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.wait_closed()
 
-    async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
-            await self.meet(reader, writer)
+            await self.handle_connection(reader, writer)
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             writer.transport.abort()
 
     @abstractmethod
-    async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Do what is done for one that came."""
+    async def handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Handle one connection."""

@@ -168,7 +168,10 @@ def _changed_fields(log: Log, index: int) -> Iterator[Mutant]:
 
 
 def _is_legal_actor_change(line: Line, field: str, value: Any) -> bool:
-    """Return True if another actor may cause the event, too: people may do some of what the orchestrator does."""
+    """Return whether another actor may cause the event, too:
+
+    some events may be caused by people and the orchestrator.
+    """
     return (
         field == "actor"
         and str(value).partition(":")[0] in ("user", "orchestrator", "worker")

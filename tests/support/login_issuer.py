@@ -1,4 +1,4 @@
-"""An OIDC issuer with people: a page to log in at, codes, and tokens for them. It checks what a client must do."""
+"""An OIDC issuer with people: a login page, authorization codes and tokens. It checks the requests of its clients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOGIN: Final = """<!doctype html><html lang="en"><title>Example SSO</title><link
 
 
 class PeopleIssuer(TinyIssuer):
-    """`people` are the claims of each user; `codes` what was given out; `wrong` changes what it answers."""
+    """`people` are the claims of each user, `codes` the issued codes; `wrong` changes the responses."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -59,7 +59,7 @@ class PeopleIssuer(TinyIssuer):
         }
 
     def posted(self, path: str, body: bytes, authorization: str) -> tuple[int, dict[str, str], bytes]:
-        """Somebody logs in; or a client shows a code."""
+        """Answer the login form, or a client's request for tokens."""
         where = urlsplit(path)
         form = {name: values[-1] for name, values in parse_qs(body.decode(), keep_blank_values=True).items()}
         if where.path == "/login":
@@ -70,7 +70,7 @@ class PeopleIssuer(TinyIssuer):
         return status, {"Content-Type": "application/json"}, json.dumps(answer).encode()
 
     def let_in(self, user: str, asked: dict[str, str]) -> str:
-        """Where the browser is sent, with a code; with an error for nobody we know."""
+        """Return the URL for the browser, with a code, or with an error for an unknown user."""
         back: dict[str, str] = {"state": asked["state"], **({"iss": self.url} if self.has_iss else {})}
         if user not in self.people:
             back |= {"error": "access_denied", "error_description": "<x-probe>"}

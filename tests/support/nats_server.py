@@ -28,7 +28,7 @@ def find_binary() -> Path:
 
 
 class NatsServer:
-    """Started, killed and started again on the same port; what it keeps can be taken from it."""
+    """A server that can be killed and restarted on the same port; its stored data can be removed."""
 
     def __init__(self, configuration: str = "") -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="deltaci-nats-"))
@@ -51,7 +51,7 @@ class NatsServer:
         return self.url_of("")
 
     def url_of(self, user: str) -> str:
-        """The same for somebody: `name:password`."""
+        """Return the URL with these credentials: `name:password`."""
         return f"nats://{user}{'@' if user else ''}127.0.0.1:{self._port.number}"
 
     def start(self) -> None:
@@ -67,7 +67,7 @@ class NatsServer:
         self._process.kill()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stand, and nobody answers."""
+        """Send SIGSTOP: connections stay open without responses."""
         assert self._process is not None
         self._process.signal_all(signal.SIGSTOP)
 

@@ -1,4 +1,4 @@
-"""A tiny OIDC issuer on this machine: a real HTTP server with real keys."""
+"""A small OIDC issuer: a real HTTP server with real keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def made(kind: str, kid: str) -> Key:
 
 
 class TinyIssuer:
-    """Publishes `keys`, signs with them, and counts who asks. `answers` overrides what a path gives."""
+    """Publishes `keys`, signs tokens with them, and counts requests. `answers` overrides the response of a path."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -52,11 +52,11 @@ class TinyIssuer:
         return 200, {"Content-Type": "application/json"}, json.dumps(about).encode()
 
     def posted(self, path: str, body: bytes, authorization: str) -> tuple[int, dict[str, str], bytes]:
-        """What a form that was sent to it gives; this one takes none."""
+        """Return the response to a POST request; this issuer has none."""
         return 404, {}, b"{}"
 
     def claims(self, **changed: Any) -> dict[str, Any]:
-        """What a good token says, with changes; None leaves a claim out."""
+        """Return the claims of a valid token with these changes; None leaves a claim out."""
         now = int(time.time())
         good = {"iss": self.url, "aud": AUDIENCE, "sub": "build-1", "iat": now, "nbf": now, "exp": now + 600}
         return {name: value for name, value in {**good, **changed}.items() if value is not None}
@@ -101,7 +101,7 @@ def issuing(kind: Callable[[str], T]) -> Iterator[T]:
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            """Write no log."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         issuer = kind(f"http://127.0.0.1:{server.server_port}")

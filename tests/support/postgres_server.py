@@ -48,7 +48,7 @@ LONGEST_DIRECTORY = 90  # the path of a Unix socket has at most 107 bytes, of wh
 
 
 class ServerFailed(Exception):
-    """The server did not do what it was told; the message holds what it said."""
+    """A command of the server failed; the message has its output."""
 
 
 # --- Who runs it ---------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ class PostgresServer:
             self._postmaster.kill()
 
     def pause(self) -> None:
-        """SIGSTOP all of it: connections stand, and nobody answers."""
+        """Send SIGSTOP to all of its processes: connections stay open without responses."""
         if self._postmaster:
             self._postmaster.signal_all(signal.SIGSTOP)
 

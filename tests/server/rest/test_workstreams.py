@@ -57,7 +57,7 @@ async def test_an_invalid_file_is_refused_with_the_positions_of_its_problems(sit
 async def test_an_invalid_request_is_refused_without_effects(site: Opened) -> None:
     """Both or neither of file and spec, an invalid branch, an unknown project, a key that may only read."""
     async with site() as here:
-        desk = StandIn(here.service)
+        stand_in = StandIn(here.service)
         ada, bob = await here.key("ada", "run"), await here.key("bob", "read")
 
         for body, said in (
@@ -71,7 +71,7 @@ async def test_an_invalid_request_is_refused_without_effects(site: Opened) -> No
         assert (await ada.post("/workstreams", {"file": FILE, "project": "shpo"})).code == "not_found"
         assert (await ada.post("/workstreams", {"file": 3})).code == "bad_message"
         assert (await bob.post("/workstreams", {"file": FILE})).code == "missing_scope"
-        assert [name async for name, _ in desk.records.kept.iterate(TENANT)] == []
+        assert [name async for name, _ in stand_in.records.kept.iterate(TENANT)] == []
 
 
 @on_loop
@@ -141,12 +141,12 @@ async def test_a_file_can_be_started_for_another_project_and_branch(site: Opened
 async def test_a_workstream_is_read_in_both_vocabularies(site: Opened) -> None:
     """Its own state and the run's, each task's state and its job's, and the state derived from the tasks."""
     async with site() as here:
-        desk, ada, runner = StandIn(here.service), await here.key("ada", "run"), await here.register_runner()
+        stand_in, ada, runner = StandIn(here.service), await here.key("ada", "run"), await here.register_runner()
         id = (await ada.post("/workstreams", {"spec": SPEC})).body["id"]
 
         ready = (await ada.get(f"/workstreams/{id}")).body
         await complete_next_task(here, runner)
-        await desk.join(TENANT, id, "schema", "c" * 40, place="w1:/workstreams/x")
+        await stand_in.join(TENANT, id, "schema", "c" * 40, place="w1:/workstreams/x")
         await runner.take()
         found = (await ada.get(f"/workstreams/{id}")).body
 
@@ -251,7 +251,7 @@ async def test_workstreams_are_filtered_by_state_project_and_person(site: Opened
 async def test_a_list_has_progress_if_requested(site: Opened) -> None:
     """Tasks by state, running tasks, the position in the merge queue and the first failed rule."""
     async with site() as here:
-        desk, ada, runner = StandIn(here.service), await here.key("ada", "run"), await here.register_runner()
+        stand_in, ada, runner = StandIn(here.service), await here.key("ada", "run"), await here.register_runner()
         failing = {**SPEC, "tasks": [SPEC["tasks"][1] | {"needs": []}]}
         bad = (await ada.post("/workstreams", {"spec": failing})).body["id"]
         lease = await runner.take()
@@ -261,7 +261,7 @@ async def test_a_list_has_progress_if_requested(site: Opened) -> None:
         good = (await ada.post("/workstreams", {"spec": SPEC})).body["id"]
         await runner.take()
         entry = EntryView(id=good, title="t", method="merge", head="c" * 40, at=1, problem="no way in")
-        desk.waiting = [QueueView(project="shop", base="main", entries=(entry,))]
+        stand_in.waiting = [QueueView(project="shop", base="main", entries=(entry,))]
 
         plain = (await ada.get("/workstreams")).body["workstreams"]
         first, second = (await ada.get("/workstreams?progress=true")).body["workstreams"]
@@ -287,9 +287,9 @@ async def test_a_list_has_progress_if_requested(site: Opened) -> None:
 async def test_a_merge_queue_shows_how_a_failed_batch_was_split(site: Opened) -> None:
     """Both halves and the result of the test."""
     async with site() as here:
-        desk, ada = StandIn(here.service), await here.key("ada", "run")
+        stand_in, ada = StandIn(here.service), await here.key("ada", "run")
         split = BatchSplit(number=3, first=("a",), second=("b", "c"), problem="no good")
-        desk.waiting = [QueueView(project="shop", base="main", splits=(split,))]
+        stand_in.waiting = [QueueView(project="shop", base="main", splits=(split,))]
 
         [queue] = (await ada.get("/merge-queues")).body["queues"]
 
@@ -300,7 +300,7 @@ async def test_a_merge_queue_shows_how_a_failed_batch_was_split(site: Opened) ->
 async def test_a_merge_queue_shows_the_members_of_a_batch(site: Opened) -> None:
     """Each workstream has its position in the queue."""
     async with site() as here:
-        desk, ada = StandIn(here.service), await here.key("ada", "run")
+        stand_in, ada = StandIn(here.service), await here.key("ada", "run")
         one, two = [(await ada.post("/workstreams", {"spec": SPEC})).body["id"] for _ in range(2)]
         entries = tuple(
             EntryView(id=id, title="t", method="squash", head="c" * 40, at=1, batch=7, problem=f"p{id}")
@@ -309,7 +309,7 @@ async def test_a_merge_queue_shows_the_members_of_a_batch(site: Opened) -> None:
         batch = BatchView(
             number=7, method="squash", members=(one, two), doing="testing", start=BASE, commit="d" * 40, run_id="r9"
         )
-        desk.waiting = [QueueView(project="shop", base="main", entries=entries, batches=(batch,), not_before=2)]
+        stand_in.waiting = [QueueView(project="shop", base="main", entries=entries, batches=(batch,), not_before=2)]
 
         [queue] = (await ada.get("/merge-queues")).body["queues"]
         found = (await ada.get(f"/workstreams/{two}")).body["merge"]
@@ -325,7 +325,7 @@ async def test_a_merge_queue_shows_the_members_of_a_batch(site: Opened) -> None:
         assert (found["waits_for"], found["commit"]) == (f"p{two}", "")
 
         plain = msgspec.structs.replace(entries[0], problem="", batch=0)
-        desk.waiting = [QueueView(project="shop", base="main", entries=(plain,), problem="no way in")]
+        stand_in.waiting = [QueueView(project="shop", base="main", entries=(plain,), problem="no way in")]
         alone = (await ada.get(f"/workstreams/{one}")).body["merge"]
         assert (alone["position"], alone["doing"], alone["waits_for"]) == (1, "", "no way in")
 

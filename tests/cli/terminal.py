@@ -1,4 +1,4 @@
-"""Somebody at a desk with a server: what they write, and what they see."""
+"""Runs `deltaci` commands against a server, and checks their output."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from tests.support.fork_server import Deltaci
 ROOT = Path(__file__).parents[2]
 
 
-class Desk:
-    """A folder with a server's `.state` in it. Nothing else has to be said."""
+class Terminal:
+    """Runs commands in a folder with a server's `.state`, by which they find the server."""
 
     def __init__(self, folder: Path, hosted: Hosted) -> None:
         self.folder = folder
         self.hosted = hosted
 
     def deltaci(self, *words: str, input: str | None = None, **environment: str) -> Result:
-        """The command line, called in this process."""
-        told = {"DELTACI_SERVER": None, "DELTACI_KEY": None, "USER": "ada", "COLUMNS": "120", **environment}
+        """Run a command in this process."""
+        variables = {"DELTACI_SERVER": None, "DELTACI_KEY": None, "USER": "ada", "COLUMNS": "120", **environment}
         before = Path.cwd()
         os.chdir(self.folder)
         try:
-            return CliRunner().invoke(app, list(words), input=input, env=told)
+            return CliRunner().invoke(app, list(words), input=input, env=variables)
         finally:
             os.chdir(before)
 
     def text(self, *words: str, **more: Any) -> str:
-        """What is shown of a command that goes well."""
+        """Return the output of a command, which must succeed."""
         result = self.deltaci(*words, **more)
         assert result.exit_code == 0, (result.exit_code, result.output, result.exception)
         return result.stdout
 
     def json(self, *words: str, **more: Any) -> Any:
-        """The one JSON document of a command that goes well."""
+        """Return the JSON document that a command prints, which must succeed."""
         return json.loads(self.text(*words, "--json", **more))
 
     def refused(self, code: int, *words: str, **more: Any) -> str:
-        """The one line of a command that does not go well."""
+        """Return the error message of a command, which must fail with this status and print one line."""
         result = self.deltaci(*words, **more)
         assert result.exit_code == code, (result.exit_code, result.output, result.exception)
         assert "Traceback" not in result.output
@@ -53,7 +53,7 @@ class Desk:
         return result.stderr
 
     def program(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
-        """The command line as a process of its own."""
+        """Start a command as a process."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DELTACI_")}
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
         return Deltaci(
@@ -64,10 +64,10 @@ class Desk:
         )
 
     def file(self, name: str, value: Any) -> str:
-        """A file with this JSON in it."""
+        """Write a JSON file; return its name."""
         (self.folder / name).write_text(json.dumps(value))
         return name
 
     def submit(self, *words: str, plan: Any) -> str:
-        """Start a run of this plan; its id."""
+        """Start a run of this plan; return its id."""
         return self.text("submit", "-", *words, input=json.dumps(plan)).strip()
