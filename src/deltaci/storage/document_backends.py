@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from itertools import takewhile
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -35,35 +34,6 @@ def sorted_for_write(documents: Sequence[Document]) -> list[Document]:
         if not all(map(is_storable_text, _sort_key(document))):
             raise ValueError(f"{document.name!r} is no name for a document; use one without null characters")
     return sorted(documents, key=_sort_key)
-
-
-class SqlDocumentReader:
-    """Reads documents from a database through `fetch`, which runs a query.
-
-    `mark` is the character before the number of a query parameter: `$` or `?`.
-    """
-
-    def __init__(self, fetch: Callable[..., Awaitable[Sequence[Any]]], mark: str) -> None:
-        self._fetch = fetch
-        self._find, self._find_key, self._list = (sql.format(m=mark) for sql in (FIND, FIND_KEY, LIST))
-
-    async def find(self, kind: str, name: str, tenant: str) -> Document | None:
-        """Return the document with this name, or None. An API key is found without a tenant."""
-        if not is_storable_text(name):
-            return None
-        is_global_key = kind == API_KEY_KIND and not tenant
-        rows = await (
-            self._fetch(self._find_key, name) if is_global_key else self._fetch(self._find, kind, tenant, name)
-        )
-        return Document(*rows[0]) if rows else None
-
-    async def list_documents(self, kind: str, tenant: str, after: str, limit: int, prefix: str) -> list[Document]:
-        """Return up to `limit` of the tenant's documents with this name prefix, by name, after the name `after`."""
-        if not is_storable_text(prefix):
-            return []
-        after = after if is_storable_text(after) else ""
-        rows = await self._fetch(self._list, kind, tenant, after, prefix, limit)
-        return list(takewhile(lambda document: document.name.startswith(prefix), (Document(*row) for row in rows)))
 
 
 class MemoryDocuments:

@@ -15,13 +15,12 @@ from typing import Any, Final, cast
 import asyncpg
 
 from deltaci.core.attempt import Attempt
-from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.core.timers import ready_at
 from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, LISTED_KINDS, decode_record
 from deltaci.storage.commit_hints import CommitHints, ReadyCounts
-from deltaci.storage.document_backends import DELETE, SqlDocumentReader, document_conflict
-from deltaci.storage.list_index import SqlListReader, removals
+from deltaci.storage.document_backends import DELETE, document_conflict
+from deltaci.storage.list_index import removals
 from deltaci.storage.migrate import migrations, pending_migrations
 from deltaci.storage.port import (
     CONTENDED,
@@ -32,14 +31,11 @@ from deltaci.storage.port import (
     Document,
     FindDue,
     FindReady,
-    ListQuery,
     Load,
     LoadJobs,
     LockGroup,
     Postpone,
     ReadTransaction,
-    ReadyAttempt,
-    RecordPage,
     Request,
     StoredRecord,
     T,
@@ -59,7 +55,8 @@ from deltaci.storage.postgres_write import (
     remove_from_lists,
     write_batch,
 )
-from deltaci.storage.sql import GROUP_HOLDER, GROUP_IS_FREE, POSTPONE, QUEUE_KEYS, LogReader, ReadyAttemptReader
+from deltaci.storage.sql import GROUP_HOLDER, GROUP_IS_FREE, POSTPONE, QUEUE_KEYS
+from deltaci.storage.sql_store import SqlStore
 
 MAX_CONCURRENT_TRANSACTIONS: Final = 3
 READ_CONNECTIONS: Final = 4
@@ -144,19 +141,16 @@ _DELETE_CHUNKS: Final = (
 )
 
 
-class PostgresStore:
+class PostgresStore(SqlStore):
     """Stores everything in one PostgreSQL database, which any number of servers may share."""
 
     max_concurrent_transactions = MAX_CONCURRENT_TRANSACTIONS
 
     def __init__(self, dsn: str, *, shift: Callable[[], int] = lambda: 0) -> None:
+        super().__init__("$")
         self._dsn = dsn
         self._clock_shift = shift  # Microseconds by which tests shift the database's clock.
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
-        self._log_reader = LogReader(self._fetch, ("$1", "$2", "$3"))
-        self._list_reader = SqlListReader(self._fetch, "$", self.find_all)
-        self._document_reader = SqlDocumentReader(self._fetch, "$")
-        self._ready_reader = ReadyAttemptReader(self._fetch, ("$1", "$2", "$3", "$4"))
         self.commit_hints = CommitHints()
         self._notifier = PostgresNotifier(self._connect, self.commit_hints)
 
@@ -346,18 +340,6 @@ class PostgresStore:
         records = {stored.record.id: stored.record for stored in stored_records}
         return [records[id] for id in unique_ids if id in records]
 
-    async def page(self, query: ListQuery) -> RecordPage:
-        """Return one page of the records that are on all lists of the query, newest first."""
-        return await self._list_reader.page(query)
-
-    async def count(self, tenant: str, list: str, limit: int) -> int:
-        """Return how many records are on this list, up to `limit`."""
-        return await self._list_reader.count(tenant, list, limit)
-
-    async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
-        """Return the document with this name, or None. An API key is found without a tenant."""
-        return await self._document_reader.find(kind, name, tenant)
-
     async def put_documents(self, documents: Sequence[Document]) -> None:
         """Write all documents. Raises `Conflict` and writes none if the stored version of one is not its `version`."""
         columns = document_columns(documents)
@@ -365,12 +347,6 @@ class PostgresStore:
             await self._fetch(PUT_DOCUMENTS, *columns, self._clock_shift(), len(documents))
         except (asyncpg.SerializationError, asyncpg.DeadlockDetectedError) as error:
             raise document_conflict(documents) from error
-
-    async def list_documents(
-        self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
-    ) -> list[Document]:
-        """Return up to `limit` of the tenant's documents with this name prefix, by name, after the name `after`."""
-        return await self._document_reader.list_documents(kind, tenant, after, limit, prefix)
 
     async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
         """Delete the document if it still has this version. Return whether it was deleted."""
@@ -386,30 +362,6 @@ class PostgresStore:
         except CONNECTION_ERRORS as error:
             raise Unavailable(f"PostgreSQL: {error}") from error
         return rows
-
-    async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
-        """Return up to `limit` committed events with a `seq` above `after`, in order.
-
-        Without an entity or run, the events of all records.
-        """
-        return await self._log_reader.events(after, limit, entity_id, run_id, self.find)
-
-    async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
-        """Return up to `limit` claimable attempts of each queue of each tenant that became ready by `before`."""
-        return await self._ready_reader.ready_attempts(before, limit)
-
-    async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
-        """Return up to `limit` attempts of each of the tenant's first `queues` queues, also those not yet claimable."""
-        return await self._ready_reader.queued_attempts(tenant, limit, queues)
-
-    async def group_holder(self, tenant: str, group: str) -> str:
-        """Return the id of the attempt that holds this concurrency group, or an empty string if none does."""
-        rows = await self._fetch(_HOLDER, tenant, group, await self.now())
-        return str(rows[0][0]) if rows else ""
-
-    async def last_seq(self) -> int:
-        """Return the `seq` of the newest committed event, 0 if there is none."""
-        return int((await self._fetch("SELECT seq FROM log_head"))[0][0])
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
         """Delete records that finished, and events that happened, before these times; up to `limit` of each.

@@ -9,7 +9,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.storage.codec import KIND_OF, encode, select_events
-from deltaci.storage.port import Put, ReadyAttempt, UnreadableRecord
+from deltaci.storage.port import Put, UnreadableRecord
 
 # The tenant's queues with ready attempts: one index probe per queue, independent of its length.
 QUEUE_KEYS: Final = """
@@ -71,7 +71,7 @@ class LogReader:
     `marks` are the first three parameter marks of the database, such as `$1`.
     """
 
-    def __init__(self, fetch: Callable[..., Awaitable[Sequence[Any]]], marks: tuple[str, str, str]) -> None:
+    def __init__(self, fetch: Callable[..., Awaitable[Sequence[Any]]], marks: Sequence[str]) -> None:
         self._fetch = fetch
         self._all_sql = CHUNKS.format(*marks)
         self._scope_sql = CHUNKS_OF_SCOPE.format(*marks)
@@ -110,38 +110,6 @@ class LogReader:
                 break
             last_seq = rows[-1][0]
         return events
-
-
-class ReadyAttemptReader:
-    """Reads queued attempts from a database, one queue after the other, without locks."""
-
-    def __init__(self, fetch: Callable[..., Awaitable[Sequence[Any]]], marks: tuple[str, str, str, str]) -> None:
-        self._fetch = fetch
-        self._next_queue = NEXT_QUEUE.format(*marks)
-        self._first_ready = FIRST_READY.format(*marks)
-        self._next_queue_of_tenant = NEXT_QUEUE_OF_TENANT.format(*marks)
-        self._first_queued = FIRST_QUEUED.format(*marks)
-
-    async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
-        """Return up to `limit` claimable attempts of each queue of each tenant that became ready by `before`."""
-        attempts: list[ReadyAttempt] = []
-        tenant = key = ""
-        while queues := await self._fetch(self._next_queue, tenant, key):
-            tenant, key = queues[0]
-            rows = await self._fetch(self._first_ready, tenant, key, before, limit)
-            attempts += [ReadyAttempt(tenant, key, id, ready_at) for id, ready_at in rows]
-        return attempts
-
-    async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
-        """Return up to `limit` attempts of each of the tenant's first `queues` queues, also those not yet claimable."""
-        attempts: list[ReadyAttempt] = []
-        keys: list[str] = [""]  # The queue without required labels, the first by name.
-        while keys and queues:
-            rows = await self._fetch(self._first_queued, tenant, keys[0], limit)
-            attempts += [ReadyAttempt(tenant, keys[0], id, ready_at) for id, ready_at in rows]
-            queues -= bool(rows)
-            keys = [key for (key,) in await self._fetch(self._next_queue_of_tenant, tenant, keys[0])]
-        return attempts
 
 
 def group_name(record: Record) -> str | None:

@@ -15,12 +15,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from deltaci.core.events import Event
 from deltaci.core.machine import Record
 from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, LISTED_KINDS, decode_record, encode, pack_events
 from deltaci.storage.commit_hints import CommitHints, ReadyCounts
-from deltaci.storage.document_backends import DELETE, SqlDocumentReader, document_conflict, sorted_for_write
-from deltaci.storage.list_index import SqlListReader, added_rows, removals, removed_rows
+from deltaci.storage.document_backends import DELETE, document_conflict, sorted_for_write
+from deltaci.storage.list_index import added_rows, removals, removed_rows
 from deltaci.storage.migrate import migrations, pending_migrations
 from deltaci.storage.port import (
     Begin,
@@ -31,15 +30,12 @@ from deltaci.storage.port import (
     FindDue,
     FindReady,
     ListChange,
-    ListQuery,
     Load,
     LoadJobs,
     LockGroup,
     Postpone,
     Put,
     ReadTransaction,
-    ReadyAttempt,
-    RecordPage,
     Request,
     StoredRecord,
     T,
@@ -56,10 +52,9 @@ from deltaci.storage.sql import (
     GROUP_IS_FREE,
     POSTPONE,
     QUEUE_KEYS,
-    LogReader,
-    ReadyAttemptReader,
     insert_values,
 )
+from deltaci.storage.sql_store import SqlStore
 
 READ_CONNECTIONS: Final = 4
 BUSY_SECONDS: Final = 10.0
@@ -98,7 +93,7 @@ _UPDATE_DOCUMENT: Final = (
 _DELETE_DOCUMENT: Final = DELETE.format(m="?")
 
 
-class SqliteStore:
+class SqliteStore(SqlStore):
     """Stores everything in one SQLite file.
 
     Reads outside transactions have their own connections and never wait for a writer.
@@ -107,6 +102,7 @@ class SqliteStore:
     max_concurrent_transactions = 1
 
     def __init__(self, path: str, clock: Callable[[], int] = wall_clock) -> None:
+        super().__init__("?")
         self._path = path
         self._clock = clock
         self._writer = ThreadPoolExecutor(1, "sqlite-writer")
@@ -114,10 +110,6 @@ class SqliteStore:
         self._write_connection: sqlite3.Connection | None = None
         self._idle_readers: list[sqlite3.Connection] = []  # One per reader thread, so one is always available.
         self._is_open = False
-        self._list_reader = SqlListReader(self._read, "?", self.find_all)
-        self._document_reader = SqlDocumentReader(self._read, "?")
-        self._log_reader = LogReader(self._read, ("?", "?", "?"))
-        self._ready_reader = ReadyAttemptReader(self._read, ("?1", "?2", "?3", "?4"))
         self.commit_hints = CommitHints()
 
     async def open(self) -> None:
@@ -335,12 +327,12 @@ class SqliteStore:
         if rows and connection.executemany(sql, rows).rowcount != len(rows):
             raise Conflict(tuple(put.record.id for put in puts))
 
-    async def _read(self, sql: str, *values: Any) -> list[Any]:
+    async def _fetch(self, sql: str, *values: Any) -> list[Any]:
         if not self._is_open:
             raise Unavailable("the store is not open; call open() first")
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self._fetch, sql, values)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._fetch_in_thread, sql, values)
 
-    def _fetch(self, sql: str, values: tuple[Any, ...]) -> list[Any]:
+    def _fetch_in_thread(self, sql: str, values: tuple[Any, ...]) -> list[Any]:
         with self._borrowed_reader() as connection:
             return connection.execute(sql, values).fetchall()
 
@@ -356,7 +348,7 @@ class SqliteStore:
 
     async def find(self, id: str) -> Record | None:
         """Return the record, also if it is finished, or None."""
-        for _, kind, _, _, body in await self._read(_SELECT_BY_ID, id):
+        for _, kind, _, _, body in await self._fetch(_SELECT_BY_ID, id):
             return decode_record(id, kind, body)
         return None
 
@@ -365,21 +357,9 @@ class SqliteStore:
         unique_ids, records = list(dict.fromkeys(ids)), dict[str, Record]()
         for start in range(0, len(unique_ids), MAX_VARIABLES):
             part_ids = unique_ids[start : start + MAX_VARIABLES]
-            rows = await self._read(_select_by_ids(len(part_ids)), *part_ids)
+            rows = await self._fetch(_select_by_ids(len(part_ids)), *part_ids)
             records.update({id: decode_record(id, kind, body) for id, kind, _, _, body in rows})
         return [records[id] for id in unique_ids if id in records]
-
-    async def page(self, query: ListQuery) -> RecordPage:
-        """Return one page of the records that are on all lists of the query, newest first."""
-        return await self._list_reader.page(query)
-
-    async def count(self, tenant: str, list: str, limit: int) -> int:
-        """Return how many records are on this list, up to `limit`."""
-        return await self._list_reader.count(tenant, list, limit)
-
-    async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
-        """Return the document with this name, or None. An API key is found without a tenant."""
-        return await self._document_reader.find(kind, name, tenant)
 
     async def put_documents(self, documents: Sequence[Document]) -> None:
         """Write all documents. Raises `Conflict` and writes none if the stored version of one is not its `version`."""
@@ -396,12 +376,6 @@ class SqliteStore:
             if not cursor.rowcount:
                 raise document_conflict(documents)
 
-    async def list_documents(
-        self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""
-    ) -> list[Document]:
-        """Return up to `limit` of the tenant's documents with this name prefix, by name, after the name `after`."""
-        return await self._document_reader.list_documents(kind, tenant, after, limit, prefix)
-
     async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
         """Delete the document if it still has this version. Return whether it was deleted."""
         values = (kind, tenant, name, version)
@@ -412,29 +386,6 @@ class SqliteStore:
     async def now(self) -> int:
         """Return the time of the store's clock, in microseconds."""
         return self._clock()
-
-    async def events(self, after: int, limit: int, *, entity_id: str = "", run_id: str = "") -> list[Event]:
-        """Return up to `limit` committed events with a `seq` above `after`, in order.
-
-        Without an entity or run, the events of all records.
-        """
-        return await self._log_reader.events(after, limit, entity_id, run_id, self.find)
-
-    async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
-        """Return up to `limit` claimable attempts of each queue of each tenant that became ready by `before`."""
-        return await self._ready_reader.ready_attempts(before, limit)
-
-    async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
-        """Return up to `limit` attempts of each of the tenant's first `queues` queues, also those not yet claimable."""
-        return await self._ready_reader.queued_attempts(tenant, limit, queues)
-
-    async def group_holder(self, tenant: str, group: str) -> str:
-        """Return the id of the attempt that holds this concurrency group, or an empty string if none does."""
-        return _first_value(await self._read(_HOLDER, tenant, group, self._clock()))
-
-    async def last_seq(self) -> int:
-        """Return the `seq` of the newest committed event, 0 if there is none."""
-        return int((await self._read("SELECT seq FROM log_head"))[0][0])
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
         """Delete records that finished, and events that happened, before these times; up to `limit` of each.
