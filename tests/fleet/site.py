@@ -96,6 +96,6 @@ async def opened(backend: Backend, folder: Path, caplog: pytest.LogCaptureFixtur
             yield site
         finally:
             await site.close()
-            site.uploads.close()
+            site.job_data.close()
         await server.verified()
         await site.check_secrets(caplog)

@@ -26,10 +26,10 @@ from deltaci.server.auth.credentials import REGISTRATION_SECONDS, Signer
 from deltaci.server.follower import Follower
 from deltaci.server.runner_api.app import RunnerApp
 from deltaci.server.runner_api.control_channel import ControlHub
+from deltaci.server.runner_api.job_data import JobDataHandlers, UploadLimits
 from deltaci.server.runner_api.lease_ids import LeaseIds
 from deltaci.server.runner_api.message_handlers import MessageHandlers
 from deltaci.server.runner_api.registration import RunnerRegistry
-from deltaci.server.runner_api.uploads import UploadHandlers, UploadLimits
 from deltaci.server.secrets import Secrets
 from deltaci.storage.blobs.logs import LogStore
 from deltaci.storage.blobs.memory import MemoryBlobStore
@@ -84,9 +84,9 @@ class Site:
         self.blobs = MemoryBlobStore()
         self.sealed = Secrets(self.blobs, KEY)
         self.message_handlers = protocol = MessageHandlers(server.store, server.engine, fleet=fleet)
-        self.uploads = UploadHandlers(protocol, self.blobs, self.sealed, folder / "incoming", BOUNDS)
+        self.job_data = JobDataHandlers(protocol, self.blobs, self.sealed, folder / "incoming", BOUNDS)
         heartbeats = fleet.heartbeats if fleet is not None else None
-        self.app = RunnerApp(protocol, registry, self.logs, self.control, self.uploads, heartbeats=heartbeats)
+        self.app = RunnerApp(protocol, registry, self.logs, self.control, self.job_data, heartbeats=heartbeats)
         self.secrets: set[str] = set()
 
     async def listen(self) -> None:
@@ -289,6 +289,6 @@ async def open_site(backend: Backend, folder: Path, caplog: pytest.LogCaptureFix
             yield site
         finally:
             await site.close()
-            site.uploads.close()
+            site.job_data.close()
         await server.verified()
         await site.check_secrets(caplog)

@@ -16,10 +16,10 @@ from deltaci.server.auth.credentials import Signer
 from deltaci.server.follower import Follower
 from deltaci.server.runner_api.app import RunnerApp
 from deltaci.server.runner_api.control_channel import ControlHub
+from deltaci.server.runner_api.job_data import JobDataHandlers
 from deltaci.server.runner_api.lease_ids import LeaseIds
 from deltaci.server.runner_api.message_handlers import MessageHandlers
 from deltaci.server.runner_api.registration import RunnerRegistry
-from deltaci.server.runner_api.uploads import UploadHandlers
 from deltaci.server.secrets import Secrets
 from deltaci.simulation.database import ServerConnection, SharedDatabase
 from deltaci.simulation.virtual_time import Node, VirtualLoop
@@ -127,9 +127,11 @@ class SimServer:
         follower.subscribe(control.on_events)
         await follower.start()
         control.start()
-        uploads = UploadHandlers(protocol, self._storage.blobs, Secrets(self._storage.blobs, KEY), self._storage.folder)
+        job_data_handlers = JobDataHandlers(
+            protocol, self._storage.blobs, Secrets(self._storage.blobs, KEY), self._storage.folder
+        )
         registry = RunnerRegistry(self.engine, signer, self.credential_seconds)
-        self._app = RunnerApp(protocol, registry, self._storage.logs, control, uploads)
+        self._app = RunnerApp(protocol, registry, self._storage.logs, control, job_data_handlers)
         await Timers(self.engine, self.poll_seconds).run()
 
     def handle_request(self, method: str, path: str, headers: dict[str, str], body: bytes) -> PendingResponse:

@@ -36,10 +36,10 @@ from deltaci.protocol.routes import (
 from deltaci.server.errors import http_error
 from deltaci.server.request import MAX_QUOTED_CHARS, Receive, Request, Scope, Send
 from deltaci.server.runner_api.control_channel import ControlHub
+from deltaci.server.runner_api.job_data import ROUTE_NAMES as JOB_DATA_ROUTES
+from deltaci.server.runner_api.job_data import JobDataHandlers, StreamedResponse
 from deltaci.server.runner_api.message_handlers import MessageHandlers, Runner, job_spec, stale_lease
 from deltaci.server.runner_api.registration import RunnerRegistry
-from deltaci.server.runner_api.uploads import ROUTE_NAMES as UPLOAD_ROUTES
-from deltaci.server.runner_api.uploads import StreamedResponse, UploadHandlers
 from deltaci.server.runner_api.worktrees import ROUTE_NAMES as WORKTREE_ROUTES
 from deltaci.server.runner_api.worktrees import WorktreeHandlers
 from deltaci.storage.blobs.logs import LogStore
@@ -79,7 +79,7 @@ class RunnerApp:
         registry: RunnerRegistry,
         logs: LogStore,
         control: ControlHub,
-        uploads: UploadHandlers,
+        job_data_handlers: JobDataHandlers,
         worktrees: WorktreeHandlers | None = None,
         heartbeats: Heartbeats | None = None,
         serve_other: ServeOther | None = None,
@@ -88,7 +88,7 @@ class RunnerApp:
         self._control = control
         self._registry = registry
         self._logs = logs
-        self._uploads = uploads
+        self._job_data_handlers = job_data_handlers
         self._worktrees = worktrees
         self._heartbeats = heartbeats
         self._serve_other = serve_other
@@ -160,7 +160,7 @@ class RunnerApp:
                 if isinstance(response, Refused):
                     raise response
                 if isinstance(response, wire.CompleteAck) and (lease := ids.lease_ref(message.lease_id)).number > 1:
-                    await self._uploads.remove_lost_uploads(runner, lease)
+                    await self._job_data_handlers.remove_lost_uploads(runner, lease)
                 return response
             case "batch":
                 return await self._handle_batch(runner, request)
@@ -172,8 +172,8 @@ class RunnerApp:
                 if path_rest != attempt.id:
                     raise Refused("not_found", "the lease is for another specification; use the job_spec_ref you got")
                 return job_spec(attempt)
-        if name in UPLOAD_ROUTES:
-            return await self._uploads.handle(runner, name, path_rest, request)
+        if name in JOB_DATA_ROUTES:
+            return await self._job_data_handlers.handle(runner, name, path_rest, request)
         if name in WORKTREE_ROUTES or name == "streams":
             return await self._handle_worktree(runner, name, request)
         assert name == "log", name

@@ -27,8 +27,8 @@ from deltaci.git.commit_builder import CommitBuilder
 from deltaci.protocol.job_spec import Worktree
 from deltaci.protocol.responses import EndedStreams, WorktreeStart
 from deltaci.server.disk import DiskThreads
+from deltaci.server.runner_api.job_data import StreamedResponse
 from deltaci.server.runner_api.message_handlers import MessageHandlers, Runner, job_spec
-from deltaci.server.runner_api.uploads import StreamedResponse
 from deltaci.storage.blobs.disk_reserve import check_free_space
 from deltaci.storage.blobs.keys import PART_BYTES
 from deltaci.storage.blobs.store import BlobStat, BlobStore, BlobStoreUnavailable

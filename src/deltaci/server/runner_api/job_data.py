@@ -1,4 +1,4 @@
-"""Artifacts, caches and secrets over HTTP, each under a live lease.
+"""Artifacts, caches, secrets and the results of needs over HTTP, each under a live lease.
 
 The blob key, the cache scope and the secrets follow from the record of the attempt; the request only gives a name
 within them. A body is first received into a temporary file. The lease is checked before that, when the body is
@@ -91,8 +91,8 @@ class StorageQuota(Protocol):
         ...
 
 
-class UploadHandlers:
-    """Handles the requests for artifacts, caches and secrets, and passes those of `NeedsHandlers` on."""
+class JobDataHandlers:
+    """Answers a job's requests for artifacts, caches and secrets, and lets `NeedsHandlers` answer those about needs."""
 
     def __init__(
         self,
@@ -285,14 +285,14 @@ class UploadHandlers:
         return tempfile.TemporaryFile(dir=self._folder)
 
     async def _receive_into(self, request: Request, max_bytes: int, file: BinaryIO) -> BlobStat:
-        digest, size = hashlib.sha256(), 0
+        body_hash, size = hashlib.sha256(), 0
         buffer: list[bytes] = []
         buffered_bytes = 0
 
         def write() -> None:
             check_free_space(self._folder, buffered_bytes)
             for chunk in buffer:
-                digest.update(chunk)
+                body_hash.update(chunk)
                 file.write(chunk)
 
         chunks = request.chunks(max_bytes)
@@ -304,7 +304,7 @@ class UploadHandlers:
                 await self._disk.run(write)
                 buffer, buffered_bytes = [], 0
         await self._disk.run(write)
-        return BlobStat(size, digest.hexdigest())
+        return BlobStat(size, body_hash.hexdigest())
 
     async def _read_chunks(self, blob_key: str) -> AsyncIterator[bytes]:
         chunks: Iterator[bytes] = keys.read_all(self._blobs, blob_key)
