@@ -12,7 +12,7 @@ from deltaci.core.errors import Refused
 from deltaci.protocol.messages import JobSpec
 from deltaci.runner.actions.versions import version_matches
 from deltaci.runner.steps.command_files import MAX_VALUES, parse_assignments
-from deltaci.runner.steps.workflow_commands import WorkflowCommandFilter
+from deltaci.runner.steps.workflow_commands import WorkflowCommandInterpreter
 from deltaci.runner.workspace.layout import layout_for
 from deltaci.runner.workspace.source_policy import KNOWN_PROTOCOLS, check_ref, check_url
 
@@ -65,7 +65,7 @@ def test_a_path_of_a_job_stays_its_own(path: str) -> None:
 def test_nothing_that_is_said_is_lost_but_what_is_masked(parts: list[bytes]) -> None:
     shown: list[bytes] = []
     masks: list[str] = []
-    spoken = WorkflowCommandFilter(shown.append, masks.extend)
+    spoken = WorkflowCommandInterpreter(shown.append, masks.extend)
     for part in parts:
         spoken.feed(part)
     spoken.finish()

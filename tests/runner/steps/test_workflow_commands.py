@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaci.runner.steps.workflow_commands import MAX_LINE_BYTES, MAX_MASKS, WorkflowCommandFilter
+from deltaci.runner.steps.workflow_commands import MAX_LINE_BYTES, MAX_MASKS, WorkflowCommandInterpreter
 
 
 class Listener:
@@ -15,7 +15,7 @@ class Listener:
     def __init__(self) -> None:
         self.shown = b""
         self.hidden: list[str] = []
-        self.spoken = WorkflowCommandFilter(self._show, self.hidden.extend)
+        self.spoken = WorkflowCommandInterpreter(self._show, self.hidden.extend)
 
     def _show(self, data: bytes) -> None:
         self.shown += data

@@ -202,9 +202,9 @@ class LeaseDeadline:
         self._renewals = renewals
         os.set_blocking(renewals, False)
         self._poll.register(renewals, select.POLLIN)
-        self._set(at)
+        self._set_timer(at)
 
-    def _set(self, at: float) -> None:
+    def _set_timer(self, at: float) -> None:
         self._at = at
         self._timer.set(at)
 
@@ -220,9 +220,9 @@ class LeaseDeadline:
                 break
             data = chunk
         if data:
-            self._set(int.from_bytes(data[-RENEWAL_BYTES:], "little") / 1e9)
+            self._set_timer(int.from_bytes(data[-RENEWAL_BYTES:], "little") / 1e9)
         if events & select.POLLHUP:
-            self._set(0.0)
+            self._set_timer(0.0)
 
     def has_passed(self) -> bool:
         """Return whether the job must be dead, according to the renewals that were read."""
@@ -235,19 +235,22 @@ class LeaseDeadline:
         return self.has_passed()
 
 
-class SignalPipe:
-    """Makes signals readable from a pipe, so that `poll` can wait for them."""
+class OrderLoop:
+    """The main loop of a supervisor or the zygote: executes the runner's orders and reaps children.
+
+    Signals wake it through a pipe.
+    """
 
     def __init__(self) -> None:
-        self.file, wakeup_fd = os.pipe()
-        os.set_blocking(self.file, False)
+        self._signal_pipe, wakeup_fd = os.pipe()
+        os.set_blocking(self._signal_pipe, False)
         os.set_blocking(wakeup_fd, False)
         signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
         # Handlers instead of SIG_IGN, as they are reset by exec. A signal to the whole job must not end its supervisor.
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, ORPHANED):
             signal.signal(number, lambda *_: None)
 
-    def serve(
+    def run(
         self,
         poll: select.poll,
         runner: _socket.socket,
@@ -257,13 +260,13 @@ class SignalPipe:
     ) -> None:
         """Execute orders and reap children until the runner is gone or the lease is over."""
         poll.register(runner.fileno(), select.POLLIN)
-        poll.register(self.file, select.POLLIN)
+        poll.register(self._signal_pipe, select.POLLIN)
         while True:
             ready = dict(poll.poll())
             if is_lease_over(ready):
                 return
-            if self.file in ready:
-                if ORPHANED in os.read(self.file, 4096):
+            if self._signal_pipe in ready:
+                if ORPHANED in os.read(self._signal_pipe, 4096):
                     return
                 reap()
             if runner.fileno() in ready and not execute_order():
@@ -355,14 +358,14 @@ class Supervisor:
 def supervise(runner: _socket.socket) -> None:
     """Supervise one job until the runner is gone or the job's lease is over."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    signal_pipe = SignalPipe()
+    order_loop = OrderLoop()
     prctl(PR_SET_PDEATHSIG, ORPHANED)
     poll = select.poll()
     deadline = LeaseDeadline(poll)
     supervisor = Supervisor(runner, deadline)
     try:
         supervisor.send("ready", os.getpid())
-        signal_pipe.serve(poll, runner, supervisor.execute_order, supervisor.reap, deadline.is_over)
+        order_loop.run(poll, runner, supervisor.execute_order, supervisor.reap, deadline.is_over)
         if deadline.has_passed():
             supervisor.send("lease_over")
     except OSError as error:
@@ -477,11 +480,11 @@ def main() -> None:
         supervise(runner)
         return
     gc.disable()  # It would write to memory pages shared with children, which copies them.
-    signal_pipe = SignalPipe()
+    order_loop = OrderLoop()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     fork_server = ForkServer(runner)
     runner.sendall(b"ready\n")
-    signal_pipe.serve(select.poll(), runner, fork_server.execute_order, fork_server.reap)
+    order_loop.run(select.poll(), runner, fork_server.execute_order, fork_server.reap)
     os._exit(0)
 
 

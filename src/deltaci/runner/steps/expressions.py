@@ -209,18 +209,18 @@ def hash_files(workspace: Path, patterns: Sequence[str]) -> str:
     try:
         excluded_paths = {match.path for match in find_files(workspace, excluded, MAX_HASHED)} if excluded else set()
         matches = [match for match in find_files(workspace, included, MAX_HASHED) if match.path not in excluded_paths]
-        combined_digest = hashlib.sha256()
+        combined_hash = hashlib.sha256()
         for match in matches:
-            digest = hashlib.sha256()
+            file_hash = hashlib.sha256()
             with open_file(workspace, match) as file:
                 while part := file.read(_PART_BYTES):
-                    digest.update(part)
-            combined_digest.update(digest.digest())
+                    file_hash.update(part)
+            combined_hash.update(file_hash.digest())
     except Refused as refused:
         raise Refused("bad_spec", f"hashFiles: {refused.message}") from None
     except OSError as error:
         raise Refused("bad_spec", f"hashFiles: a file cannot be read: {error.strerror}") from None
-    return combined_digest.hexdigest() if matches else ""
+    return combined_hash.hexdigest() if matches else ""
 
 
 def _group_needs(needs: Mapping[str, NeededJob], planned: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -22,7 +22,7 @@ from deltaci.runner.sandbox import CellFailed, Exit
 from deltaci.runner.steps.command_files import CommandFiles, StepReport
 from deltaci.runner.steps.expressions import FAILURE, SKIPPED, SUCCESS
 from deltaci.runner.steps.shells import shell_command
-from deltaci.runner.steps.workflow_commands import WorkflowCommandFilter
+from deltaci.runner.steps.workflow_commands import WorkflowCommandInterpreter
 from deltaci.runner.transfers import JobStopped
 from deltaci.runner.workspace.layout import resolve_workdir
 
@@ -244,23 +244,23 @@ class StepSequence:
         env |= files.create()
         if job.paths:
             env["PATH"] = ":".join([*job.paths, env.get("PATH") or await self._default_path()])
-        output_filter = WorkflowCommandFilter(self._log.write_output, self._log.add_secrets)
+        interpreter = WorkflowCommandInterpreter(self._log.write_output, self._log.add_secrets)
         step_exit = await job.cell.run(
             command.script,
             env=env,
             workdir=workdir,
             timeout_seconds=timeout_seconds,
-            on_output=output_filter.feed,
+            on_output=interpreter.feed,
             shell=command.shell,
         )
-        output_filter.finish()
+        interpreter.finish()
         try:
             report = await asyncio.to_thread(files.read)
         except Refused as refused:
             error_code = step_exit.exit_code or FAILED
-            return structs.replace(step_exit, exit_code=error_code), output_filter.outputs, refused.message
+            return structs.replace(step_exit, exit_code=error_code), interpreter.outputs, refused.message
         self._apply_report(report)
-        return step_exit, {**output_filter.outputs, **report.outputs}, ""
+        return step_exit, {**interpreter.outputs, **report.outputs}, ""
 
     async def run_rule(self, script: str, name: str, on_rule_output: Callable[[bytes], None] | None = None) -> Exit:
         """Run the command of a validation rule with the variables that the steps have set. Return its exit.

@@ -73,8 +73,8 @@ class RuleChecker:
                 )
                 log.write_line(describe_result(verdict))
                 verdicts.append(verdict)
-        summary = next((describe_result(verdict) for verdict in verdicts if not verdict.is_passed), result.summary)
-        return structs.replace(result, verdicts=verdicts, summary=summary)
+        summary_line = next((describe_result(verdict) for verdict in verdicts if not verdict.is_passed), result.summary)
+        return structs.replace(result, verdicts=verdicts, summary=summary_line)
 
     async def _check_rule(self, rule: ValidationRule, name: str) -> RuleOutcome:
         """Check one rule of any kind and return its outcome."""
@@ -181,7 +181,7 @@ class RuleChecker:
             if not reports:
                 return RuleOutcome(False, f"no test report at {pattern!r}", expected)
             unreadable: list[str] = []
-            summary = junit.read(
+            totals = junit.read(
                 [(report.path, self._read_file(report)) for report in reports],
                 lambda refused: unreadable.append(refused.message),
             )
@@ -190,11 +190,11 @@ class RuleChecker:
         if unreadable:
             return RuleOutcome(False, unreadable[0], expected)
         failures = ""
-        if summary.failed or summary.errors:
-            names = ", ".join(summary.failed_names[:MAX_NAMES])
-            failures = f", {summary.failed} failed and {summary.errors} with errors ({names})"
-        is_passed = not failures and summary.tests >= min_tests
-        return RuleOutcome(is_passed, f"{summary.tests} tests{failures}", expected)
+        if totals.failed or totals.errors:
+            listed_names = ", ".join(totals.failed_names[:MAX_NAMES])
+            failures = f", {totals.failed} failed and {totals.errors} with errors ({listed_names})"
+        is_passed = not failures and totals.tests >= min_tests
+        return RuleOutcome(is_passed, f"{totals.tests} tests{failures}", expected)
 
     def _check_number(self, rule: NumberRule) -> RuleOutcome:
         """Check that the number at a path of the report is within the rule's range."""

@@ -1,6 +1,6 @@
 """Workflow commands: lines of a step's output that begin with `::`, as GitHub's tools write them.
 
-`::add-mask::`, `::set-output name=…::` and `::stop-commands::` take effect; every other line is output. Only a line
+`::add-mask::`, `::set-output name=…::` and `::stop-commands::` take effect; other commands do not. Only a line
 that begins with two colons is held back, and only until its end, so the rest of the log is not delayed.
 """
 
@@ -19,8 +19,11 @@ _COMMAND: Final = re.compile(
 )
 
 
-class WorkflowCommandFilter:
-    """Passes the output of one step to the log and executes the workflow commands in it."""
+class WorkflowCommandInterpreter:
+    """Passes all output of one step to the log and executes its commands `add-mask`, `set-output` and `stop-commands`.
+
+    Only the value of a mask is left out of the log.
+    """
 
     def __init__(self, write_output: Callable[[bytes], None], add_secrets: Callable[[list[str]], None]) -> None:
         self._write_output = write_output

@@ -61,12 +61,12 @@ class StreamRepository:
 
         async def fetch_and_link(mirror: Mirror) -> None:
             await mirror.fetch_commit(check_commit(source.commit), source.ref, source.depth, has_tags=False)
-            await asyncio.to_thread(self._link_objects, mirror.folder)
+            await asyncio.to_thread(self._hard_link_objects, mirror.folder)
             await self._mark_complete(source.commit)
 
         await use_mirror(mirrors, remote, log, fetch_and_link)
 
-    def _link_objects(self, mirror_folder: Path) -> None:
+    def _hard_link_objects(self, mirror_folder: Path) -> None:
         """Hard-link all objects of a mirror. The index of a pack is linked last, because git then uses the pack."""
         objects = self.path / "objects"
         for folder in (mirror_folder / "objects").iterdir():
@@ -75,7 +75,7 @@ class StreamRepository:
             target = objects / folder.name
             target.mkdir(exist_ok=True)
             existing = set(os.listdir(target))
-            for file in sorted(folder.iterdir(), key=lambda path: (path.suffix == ".idx", path.name)):
+            for file in sorted(folder.iterdir(), key=lambda file: (file.suffix == ".idx", file.name)):
                 if file.name not in existing and not file.name.startswith("tmp_"):
                     _hard_link(file, target / file.name)
         shallow = mirror_folder / "shallow"
