@@ -221,10 +221,10 @@ def _convert_input(
     rule = action.inputs.get(input_name)
     if rule is None:
         nearest_word = nearest(key.raw, action.inputs)
-        input_names = ", ".join([*action.inputs][:MAX_LISTED])
+        listed_names = ", ".join([*action.inputs][:MAX_LISTED])
         message = f"{quote(key.raw)}, which {action_name} does not have"
         converter.report_unsupported(
-            key.position, message, "" if nearest_word else f"expected one of: {input_names}", nearest_word
+            key.position, message, "" if nearest_word else f"expected one of: {listed_names}", nearest_word
         )
     elif (input_name, scalar.raw.strip().lower()) in DEFAULT_INPUTS or (rule.kind == "unsupported" and not scalar.raw):
         return
@@ -235,10 +235,10 @@ def _convert_input(
     elif input_name not in ("ref", "repository") or _selects_other_commit(input_name, scalar, converter):
         converted_inputs[input_name] = (text_node(key.position, input_name), scalar)
         if action.uses == "cache":
-            _check_cache(input_name, scalar, converter)
+            _check_cache_input(input_name, scalar, converter)
 
 
-def _check_cache(key: str, value: Node, converter: Converter) -> None:
+def _check_cache_input(key: str, value: Node, converter: Converter) -> None:
     """Report commas in the key of a cache and patterns in its paths. Expressions in these texts are not checked."""
     try:
         plain_text = "".join(part for part in parse_template(value.raw).parts if isinstance(part, str))
@@ -246,9 +246,9 @@ def _check_cache(key: str, value: Node, converter: Converter) -> None:
         return  # Reported already.
     if key in ("key", "restore-keys") and "," in plain_text:
         converter.report_unsupported(value.position, f"a comma in {quote(key)} of a cache", "use another character")
-    for path in plain_text.splitlines() if key == "path" else ():
-        if any(character in path for character in "*?[") and not path.strip().startswith("!"):
-            message = f"{quote(path.strip())} of a cache, which is a pattern"
+    for path_line in plain_text.splitlines() if key == "path" else ():
+        if any(character in path_line for character in "*?[") and not path_line.strip().startswith("!"):
+            message = f"{quote(path_line.strip())} of a cache, which is a pattern"
             converter.warn(value.position, message, "matching files are not cached: name the folder")
 
 

@@ -71,7 +71,7 @@ def _convert_plain_step(node: Node, converter: Converter) -> Node | None:
         )
         return None
     entries = read_entries(node, "a step", converter)
-    converted_entries: dict[str, Node | None] = {}
+    nodes_by_key: dict[str, Node | None] = {}
     if not ("run" in entries or "uses" in entries):
         if not any(nearest(key.raw, KEY_RULES["a step"]) in ("run", "uses") for key, _ in node.value):
             converter.report_unsupported(node.position, "a step without 'run' or 'uses'", "expected one of them")
@@ -80,55 +80,55 @@ def _convert_plain_step(node: Node, converter: Converter) -> Node | None:
         converter.report_unsupported(entries["uses"].key.position, "'uses' beside 'run'", "a step has one of them")
         return None
     if "run" in entries:
-        converted_entries["run"] = converter.convert_text(entries["run"].value, "steps.run", "run")
-        _convert_command_keys(entries, converted_entries, converter)
+        nodes_by_key["run"] = converter.convert_text(entries["run"].value, "steps.run", "run")
+        _convert_command_keys(entries, nodes_by_key, converter)
     else:
-        _convert_action(entries, converted_entries, converter)
+        _convert_action(entries, nodes_by_key, converter)
     if "name" in entries:
-        converted_entries["name"] = converter.convert_line(entries["name"].value, "steps.name", "name")
+        nodes_by_key["name"] = converter.convert_line(entries["name"].value, "steps.name", "name")
     if "id" in entries:
-        converted_entries["id"] = converter.convert_text(entries["id"].value, "steps.name", "id")
-    convert_common_keys(entries, converted_entries, converter)
-    command = converted_entries.get("run")
-    if command is None and "uses" not in converted_entries:
+        nodes_by_key["id"] = converter.convert_text(entries["id"].value, "steps.name", "id")
+    convert_common_keys(entries, nodes_by_key, converter)
+    command = nodes_by_key.get("run")
+    if command is None and "uses" not in nodes_by_key:
         return None  # Reported already.
     if command is not None and not command.value.strip():
         converter.warn(entries["run"].key.position, "an empty command", "the step is left out")
         return None
-    return object_node(node.position, converted_entries)
+    return object_node(node.position, nodes_by_key)
 
 
-def convert_common_keys(entries: Entries, converted_entries: dict[str, Node | None], converter: Converter) -> None:
+def convert_common_keys(entries: Entries, nodes_by_key: dict[str, Node | None], converter: Converter) -> None:
     """Add the keys that commands and actions share: `if`, `env`, `timeout-minutes` and `continue-on-error`."""
     if "if" in entries:
-        converted_entries["if"] = converter.convert_condition(entries["if"].value, "steps.if")
+        nodes_by_key["if"] = converter.convert_condition(entries["if"].value, "steps.if")
     if "env" in entries:
-        converted_entries["env"] = convert_env(entries["env"].value, "steps.env", converter)
+        nodes_by_key["env"] = convert_env(entries["env"].value, "steps.env", converter)
     if "timeout-minutes" in entries:
-        converted_entries["timeout-minutes"] = converter.convert_number(
+        nodes_by_key["timeout-minutes"] = converter.convert_number(
             entries["timeout-minutes"].value, "steps.timeout-minutes", "timeout-minutes"
         )
     if "continue-on-error" in entries:
         value = converter.convert_boolean(
             entries["continue-on-error"].value, "steps.continue-on-error", "continue-on-error"
         )
-        converted_entries["continue-on-error"] = value
+        nodes_by_key["continue-on-error"] = value
 
 
-def _convert_command_keys(entries: Entries, converted_entries: dict[str, Node | None], converter: Converter) -> None:
+def _convert_command_keys(entries: Entries, nodes_by_key: dict[str, Node | None], converter: Converter) -> None:
     if "with" in entries:
         converter.report_unsupported(
             entries["with"].key.position, "'with' in a step without 'uses'", "use 'env' for a command"
         )
     if "shell" in entries:
-        converted_entries["shell"] = convert_shell(entries["shell"].value, converter)
+        nodes_by_key["shell"] = convert_shell(entries["shell"].value, converter)
     if "working-directory" in entries:
-        converted_entries["working-directory"] = converter.convert_text(
+        nodes_by_key["working-directory"] = converter.convert_text(
             entries["working-directory"].value, "steps.working-directory", "working-directory"
         )
 
 
-def _convert_action(entries: Entries, converted_entries: dict[str, Node | None], converter: Converter) -> None:
+def _convert_action(entries: Entries, nodes_by_key: dict[str, Node | None], converter: Converter) -> None:
     """Add the keys of the step that replaces an action. Add none if the action is unsupported or has no effect."""
     for name in ("shell", "working-directory"):
         if name in entries:
@@ -149,9 +149,9 @@ def _convert_action(entries: Entries, converted_entries: dict[str, Node | None],
     if is_rust_toolchain(uses):
         if (command := convert_rust_toolchain(uses, inputs, converter)) is not None:
             step_env = convert_env(entries.pop("env").value, "steps.env", converter) if "env" in entries else None
-            converted_entries.update(command_keys(command, step_env))
+            nodes_by_key.update(command_keys(command, step_env))
         return
     converted_step = convert_builtin_action(uses, inputs, converter)
     if converted_step is not None:
-        converted_entries["uses"] = converted_step.uses
-        converted_entries["with"] = converted_step.with_ if converted_step.with_.value else None
+        nodes_by_key["uses"] = converted_step.uses
+        nodes_by_key["with"] = converted_step.with_ if converted_step.with_.value else None

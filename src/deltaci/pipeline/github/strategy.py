@@ -231,17 +231,17 @@ def _expand_combinations(
     except MatrixError as error:
         for problem in error.problems:
             path = problem.path[1:]
-            path_text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in problem.path).lstrip(".")
+            path_text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem.path).lstrip(".")
             converter.report_unsupported(_position_at(node, path), f"{path_text}: {problem.message}")
         return None
 
 
 def _position_at(node: Node, path: Sequence[str | int]) -> Position:
     """Return the position of the node at a path within `node`, or of its nearest existing ancestor."""
-    for key in path:
-        if isinstance(key, int) and node.kind == LIST and key < len(node.value):
-            node = node.value[key]
+    for part in path:
+        if isinstance(part, int) and node.kind == LIST and part < len(node.value):
+            node = node.value[part]
         elif node.kind == OBJECT:
-            value = next((item for name, item in node.value if name.raw == key), None)
+            value = next((item for name, item in node.value if name.raw == part), None)
             node = value if value is not None else node
     return node.position

@@ -41,7 +41,7 @@ from deltaci.pipeline.planning import conditions, contexts, job_specs
 from deltaci.pipeline.planning.expansion import MatrixExpander, MatrixJob
 from deltaci.pipeline.planning.interpolate import Interpolator
 from deltaci.pipeline.planning.job_filter import NOT_REQUESTED, JobFilter, SelectedJob
-from deltaci.pipeline.planning.job_specs import JobInstance, PlanSettings
+from deltaci.pipeline.planning.job_specs import JobInstance, SpecInputs
 from deltaci.pipeline.planning.plan import ExcludedJob, Plan, PlannedJob
 from deltaci.pipeline.planning.triggers import check_triggers
 from deltaci.protocol import messages as wire
@@ -93,13 +93,13 @@ def compile_pipeline(
     if parsed.pipeline is None:
         return CompileResult(plan=None, problems=parsed.problems)
     is_untrusted = is_untrusted or change.is_fork
-    settings = PlanSettings(
+    spec_inputs = SpecInputs(
         pipeline=parsed.pipeline,
         source=source,
         cache_scope=_untrusted_scope(change) if is_untrusted else "",
         grants_mentioned_secrets=grants_mentioned_secrets,
     )
-    compiler = _Compiler(parsed, parsed.pipeline, change, settings)
+    compiler = _Compiler(parsed, parsed.pipeline, change, spec_inputs)
     context_values = {"github": {}, "inputs": {}, "vars": dict(variables or {})}
     context_values["github"] = contexts.github_context(
         change,
@@ -126,11 +126,11 @@ def _untrusted_scope(change: Change) -> str:
 class _Compiler:
     """Compiles one pipeline for one change. Used once."""
 
-    def __init__(self, parsed: ParseResult, pipeline: model.Pipeline, change: Change, settings: PlanSettings) -> None:
+    def __init__(self, parsed: ParseResult, pipeline: model.Pipeline, change: Change, spec_inputs: SpecInputs) -> None:
         self._parsed = parsed
         self._pipeline = pipeline
         self._change = change
-        self._settings = settings
+        self._spec_inputs = spec_inputs
         self._interpolator = Interpolator(parsed)
         self._bytes = self._steps = 0
         self._names: dict[str, tuple[str, ...]] = {}  # job id -> names of its jobs in the run
@@ -176,7 +176,7 @@ class _Compiler:
             expander.check_requested_values()
         if self._interpolator.problems.has_errors:
             return self._failure()
-        if self._settings.cache_scope and planned_jobs:
+        if self._spec_inputs.cache_scope and planned_jobs:
             planned_jobs = self._add_approval(planned_jobs)
         return self._success(
             planned_jobs, [excluded[name] for name in job_filter.order if name in excluded], context_values, changed
@@ -259,7 +259,7 @@ class _Compiler:
                 "after": preceding_names,
                 "family": job_id if matrix_job.name != job_id else "",
                 "is_family_fail_fast": matrix_job.is_fail_fast and len(matrix_jobs) > 1,
-                "priority": min(job.priority, 0) if self._settings.cache_scope else job.priority,
+                "priority": min(job.priority, 0) if self._spec_inputs.cache_scope else job.priority,
             }
             if job.approval is not None:
                 spec = self._build_approval_spec(selected, job.approval, shared_fields)
@@ -314,7 +314,7 @@ class _Compiler:
     def _build_runner_spec(self, instance: JobInstance, shared_fields: dict[str, Any]) -> JobSpec:
         """Return the spec of a job for a runner. `shared_fields` are the fields that approvals have, too."""
         job, path, job_contexts, interpolator = instance.job, instance.path, instance.contexts, self._interpolator
-        work = job_specs.build_job_spec(self._settings, instance, interpolator)
+        work = job_specs.build_job_spec(self._spec_inputs, instance, interpolator)
         encoded_work: dict[str, Any] = {}
         try:
             encoded_work, work_size = job_specs.validate_spec(work)
@@ -398,7 +398,7 @@ class _Compiler:
         )
         if not group:
             return "", False
-        prefix = self._settings.cache_scope or self._change.repository
+        prefix = self._spec_inputs.cache_scope or self._change.repository
         return (f"{prefix}/{group}" if prefix else group), cancels_in_progress
 
     def _add_approval(self, planned_jobs: list[PlannedJob]) -> list[PlannedJob]:

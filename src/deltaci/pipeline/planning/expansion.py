@@ -94,7 +94,10 @@ class MatrixExpander:
                 self._interpolator.report(("jobs",), message, "" if suggestion else expected, suggestion)
 
     def _is_requested(self, job_id: str, job_name: str, values: Mapping[str, Value]) -> bool:
-        """Return whether the job of one combination is requested, by its name and by the values of its axes."""
+        """Return whether `only` and the requested axis values select the job of one combination.
+
+        Record the values of the requested axes for `check_requested_values`.
+        """
         requested_names = {
             requested_name
             for requested_name in self._requested_jobs

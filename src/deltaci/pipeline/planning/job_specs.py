@@ -36,8 +36,8 @@ VARIABLE_KEYS: Final = (
 RUN_KEYS: Final = ("run_id", "run_number", "run_attempt")
 
 
-class PlanSettings(Struct, frozen=True, kw_only=True):
-    """The settings that all jobs of a plan share."""
+class SpecInputs(Struct, frozen=True, kw_only=True):
+    """The values for the specifications of all jobs of a plan: pipeline, source, cache scope, and access to secrets."""
 
     pipeline: model.Pipeline
     source: wire.Source | None = None
@@ -56,9 +56,9 @@ class JobInstance(Struct, frozen=True, kw_only=True):
     title: str = ""
 
 
-def build_job_spec(settings: PlanSettings, instance: JobInstance, interpolator: Interpolator) -> wire.JobSpec:
+def build_job_spec(spec_inputs: SpecInputs, instance: JobInstance, interpolator: Interpolator) -> wire.JobSpec:
     """Return the specification of one job for the runner. Add problems to `interpolator.problems`."""
-    return _SpecBuilder(settings, instance, interpolator).build()
+    return _SpecBuilder(spec_inputs, instance, interpolator).build()
 
 
 def minutes_to_seconds(minutes: float) -> int:
@@ -69,16 +69,16 @@ def minutes_to_seconds(minutes: float) -> int:
 class _SpecBuilder:
     """Builds the specification of one job, and collects the context references of its texts."""
 
-    def __init__(self, settings: PlanSettings, instance: JobInstance, interpolator: Interpolator) -> None:
-        self._settings = settings
+    def __init__(self, spec_inputs: SpecInputs, instance: JobInstance, interpolator: Interpolator) -> None:
+        self._spec_inputs = spec_inputs
         self._instance = instance
         self._job = instance.job
         self._interpolator = interpolator
         self._references = [ContextReference("github", (key,)) for key in VARIABLE_KEYS]
 
     def build(self) -> wire.JobSpec:
-        job, is_trusted = self._job, not self._settings.cache_scope
-        env = {name: to_text(value) for name, value in {**self._settings.pipeline.env, **job.env}.items()}
+        job, is_trusted = self._job, not self._spec_inputs.cache_scope
+        env = {name: to_text(value) for name, value in {**self._spec_inputs.pipeline.env, **job.env}.items()}
         condition = self._format_condition(self._instance.condition, job.if_, ("if",))
         steps = list(self._build_steps())
         services, artifacts, caches = (
@@ -103,7 +103,7 @@ class _SpecBuilder:
             output_path=self._evaluate_text("output-path", job.output_path or ""),
             secrets=list(job.secrets) if is_trusted else [],
             optional_secrets=self._optional_secrets() if is_trusted else [],
-            cache_scope=self._settings.cache_scope,
+            cache_scope=self._spec_inputs.cache_scope,
             source=self._source() if has_checkout else None,
             services=services,
             rules=rules,
@@ -167,14 +167,14 @@ class _SpecBuilder:
         has_checkout_step = any(
             step.uses == "checkout" and not {"path", "repository"} & set(step.with_) for step in steps
         )
-        if checkout is not False and self._settings.source is not None and not has_checkout_step:
+        if checkout is not False and self._spec_inputs.source is not None and not has_checkout_step:
             yield wire.Step(uses="checkout", name="checkout")
         for index, step in enumerate(steps):
             yield self._build_step(step, ("steps", index))
 
     def _build_step(self, step: model.Step, path: Path) -> wire.Step:
         contexts, full_path = self._instance.contexts, (*self._instance.path, *path)
-        run_defaults = (self._job.defaults.run, self._settings.pipeline.defaults.run)
+        run_defaults = (self._job.defaults.run, self._spec_inputs.pipeline.defaults.run)
         env = {name: to_text(value) for name, value in step.env.items()}
         inputs = {name: to_text(value) for name, value in step.with_.items()}
         shell = workdir = ""
@@ -222,7 +222,7 @@ class _SpecBuilder:
 
     def _source(self) -> wire.Source | None:
         """Return the repository and commit to check out, with the depth that the job sets."""
-        checkout, source = self._job.checkout, self._settings.source
+        checkout, source = self._job.checkout, self._spec_inputs.source
         if source is None or isinstance(checkout, bool):
             return source
         return replace(source, depth=checkout)
@@ -272,7 +272,7 @@ class _SpecBuilder:
 
         As on GitHub, such a secret is empty if it does not exist.
         """
-        if not self._settings.grants_mentioned_secrets:
+        if not self._spec_inputs.grants_mentioned_secrets:
             return []
         referenced_secrets = {
             reference.keys[0] for reference in self._references if reference.context == "secrets" and reference.keys

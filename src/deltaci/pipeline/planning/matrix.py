@@ -44,7 +44,7 @@ class MatrixProblem(Struct, frozen=True):
 
     def __str__(self) -> str:
         """Return the path in dotted form and the message: `matrix.include[2].os: …`."""
-        location = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.path)
+        location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.path)
         return f"{location.removeprefix('.')}: {self.message}"
 
 

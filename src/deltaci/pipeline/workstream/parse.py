@@ -239,6 +239,6 @@ class _NodeBuilder:
     def describe(self, problem: Problem) -> str:
         """Return the message of a problem with the path of its value instead of file, line and column."""
         path = self._paths[problem.line - 1] if problem.line <= len(self._paths) else ()
-        location = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+        location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
         message = str(problem).split(": ", 1)[1]
         return f"{location[:200] or VALUES_FILE}: {message}"
