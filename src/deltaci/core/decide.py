@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -139,7 +139,7 @@ def _decide_fully(unit: UnitOfWork, command: Command, at: int) -> Decision:
     try:
         while True:
             try:
-                record = _apply(unit, command, at)
+                record = _apply_with_follow_ups(unit, command, at)
             except _LaterTime as later:
                 # All events of a decision have one time: start again at the latest `updated_at` of its records.
                 unit.roll_back()
@@ -194,26 +194,33 @@ def _create_standalone_attempt(unit: UnitOfWork, command: NewRecord, at: int) ->
     return Decision(created, {created.id: created}, events)
 
 
-def _apply(unit: UnitOfWork, command: Command, at: int) -> Record:
+class _PendingCommand(NamedTuple):
+    command: Command
+    is_submitted: bool  # checked for repeats and against `expected_rev`
+    may_refuse: bool
+
+
+def _apply_with_follow_ups(unit: UnitOfWork, command: Command, at: int) -> Record:
+    """Apply the submitted command and all commands that follow from it. Return the record of the submitted one."""
     # The submitted command may be refused; a follow-up command may not, unless its cascade rule allows it.
     # The parts of a StartRun are not submitted themselves: the request is remembered once, for the whole.
     is_start = type(command) is StartRun
-    pending_commands: deque[tuple[Command, bool, bool]] = deque(
-        (pending_command, not is_start, True) for pending_command in _expand(unit, command)
+    pending_commands = deque(
+        _PendingCommand(part, is_submitted=not is_start, may_refuse=True) for part in _expand(unit, command)
     )
     touched_run_ids: dict[str, None] = {}
     for _ in range(MAX_FOLLOWUPS):
         while pending_commands:
-            pending_command, is_submitted, may_refuse = pending_commands.popleft()
-            if command.request_id and not pending_command.request_id:
-                pending_command = msgspec.structs.replace(pending_command, request_id=command.request_id)
-            if isinstance(pending_command, (CancelLiveJob, StallLiveAttempt)):
-                resolved = resolve(unit, pending_command)
+            part, is_submitted, may_refuse = pending_commands.popleft()
+            if command.request_id and not part.request_id:
+                part = msgspec.structs.replace(part, request_id=command.request_id)
+            if isinstance(part, (CancelLiveJob, StallLiveAttempt)):
+                resolved = resolve(unit, part)
                 if resolved is None:
                     continue
-                pending_command = resolved
+                part = resolved
             event_count = len(unit.events)
-            _apply_one(unit, pending_command, at, is_submitted=is_submitted, may_refuse=may_refuse)
+            _apply_one(unit, part, at, is_submitted=is_submitted, may_refuse=may_refuse)
             for event in unit.events[event_count:]:
                 _update_tally(unit, event, touched_run_ids)
             # Follow-ups go first, so that the next command reads the records that they leave behind.
@@ -222,23 +229,23 @@ def _apply(unit: UnitOfWork, command: Command, at: int) -> Record:
             del touched_run_ids[id]
             next_command = run.next_command(unit.run(id))
             if next_command is not None:
-                pending_commands.append((next_command, False, False))
+                pending_commands.append(_PendingCommand(next_command, is_submitted=False, may_refuse=False))
         if not pending_commands:
             return _result_record(unit, command)
     raise InvariantBroken(f"{type(command).__name__} on {command.id} never settles")
 
 
-def _follow_ups(unit: UnitOfWork, events: list[Event]) -> list[tuple[Command, bool, bool]]:
-    """Return the follow-up commands of these events, as entries of `pending_commands` in `_apply`.
-
-    An entry has the command, whether it was submitted, and whether it may be refused.
-    """
-    entries: list[tuple[Command, bool, bool]] = []
+def _follow_ups(unit: UnitOfWork, events: list[Event]) -> list[_PendingCommand]:
+    """Return the follow-up commands of these events. The cascade rule says which of them may be refused."""
+    commands: list[_PendingCommand] = []
     for event in events:
         if event.from_ != event.to:
             for follow_up, may_refuse in _FOLLOW_UPS.get((event.entity, event.to), ()):
-                entries += [(command, False, may_refuse) for command in follow_up(unit, event)]
-    return entries
+                commands += [
+                    _PendingCommand(command, is_submitted=False, may_refuse=may_refuse)
+                    for command in follow_up(unit, event)
+                ]
+    return commands
 
 
 def _apply_one(unit: UnitOfWork, command: Command, at: int, *, is_submitted: bool, may_refuse: bool) -> None:
