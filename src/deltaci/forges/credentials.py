@@ -159,12 +159,12 @@ def default_api_url(forge: str, url: str) -> str:
     scheme, host, _ = _scheme_host_path(url)
     if not host:
         return ""
-    root = f"{'http' if scheme == 'http' else 'https'}://{host}"
+    host_url = f"{'http' if scheme == 'http' else 'https'}://{host}"
     match forge:
         case "github":
-            return "https://api.github.com" if host.lower() == "github.com" else f"{root}/api/v3"
+            return "https://api.github.com" if host.lower() == "github.com" else f"{host_url}/api/v3"
         case "gitlab":
-            return f"{root}/api/v4"
+            return f"{host_url}/api/v4"
         case "gitea" | "forgejo":
-            return f"{root}/api/v1"
+            return f"{host_url}/api/v1"
     return ""

@@ -51,18 +51,20 @@ class RepositoryApi:
         client: ForgeHttpClient,
         project: ForgeProject,
         headers: dict[str, str],
-        root: str,
+        repository_url: str,
         sleep: Callable[[float], Any],
     ) -> None:
         self._client = client
         self._headers = headers
-        self._root = root
+        self._repository_url = repository_url
         self._sleep: Callable[[float], Awaitable[None]] = sleep
         self.project = project
 
     async def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[ForgeResponse, bytes]:
-        """Send a request for a path below the repository's API root. Raises `NotAllowed` or `Unreachable`."""
-        return await self._client.send_and_read(ForgeRequest(method, f"{self._root}{path}", self._headers, body or {}))
+        """Send a request for a path below the repository's URL in the API. Raises `NotAllowed` or `Unreachable`."""
+        return await self._client.send_and_read(
+            ForgeRequest(method, f"{self._repository_url}{path}", self._headers, body or {})
+        )
 
     async def pause(self) -> None:
         """Wait `POLL_SECONDS` before the next poll."""
@@ -72,8 +74,8 @@ class RepositoryApi:
 class FastForwarder(Protocol):
     """Moves branches on one kind of forge."""
 
-    def root_and_headers(self, project: ForgeProject) -> tuple[str, dict[str, str]]:
-        """Return the root URL of the repository's API and the headers with the token."""
+    def repository_url_and_headers(self, project: ForgeProject) -> tuple[str, dict[str, str]]:
+        """Return the URL of the repository in the forge's API, and the headers with the token."""
         ...
 
     async def is_supported(self, api: RepositoryApi) -> bool:
@@ -121,7 +123,7 @@ async def delete_branch(api: RepositoryApi, path: str, missing_status: int = 404
 class GitHubFastForwarder:
     """Updates the branch's ref without force; GitHub refuses any other move than a fast-forward."""
 
-    def root_and_headers(self, project: ForgeProject) -> tuple[str, dict[str, str]]:
+    def repository_url_and_headers(self, project: ForgeProject) -> tuple[str, dict[str, str]]:
         headers = {
             "Authorization": f"Bearer {project.api_token}",
             "Accept": "application/vnd.github+json",
@@ -152,7 +154,7 @@ class _PullRequestResponse(msgspec.Struct, frozen=True):
 class GiteaFastForwarder:
     """Opens a pull request and merges it by fast-forward only."""
 
-    def root_and_headers(self, project: ForgeProject) -> tuple[str, dict[str, str]]:
+    def repository_url_and_headers(self, project: ForgeProject) -> tuple[str, dict[str, str]]:
         headers = {"Authorization": f"token {project.api_token}"}
         return f"{project.api_root()}/repos/{_owner_and_name(project)}", headers
 
@@ -214,9 +216,9 @@ _CHECKING_STATUSES: Final = ("unchecked", "checking", "preparing", "approvals_sy
 class GitLabFastForwarder:
     """Opens a merge request and accepts it, if the project merges by fast-forward and does not squash."""
 
-    def root_and_headers(self, project: ForgeProject) -> tuple[str, dict[str, str]]:
-        root = f"{project.api_root(gitlab.API)}/projects/{quote(project.repository, safe='')}"
-        return root, {"PRIVATE-TOKEN": project.api_token}
+    def repository_url_and_headers(self, project: ForgeProject) -> tuple[str, dict[str, str]]:
+        repository_url = f"{project.api_root(gitlab.API)}/projects/{quote(project.repository, safe='')}"
+        return repository_url, {"PRIVATE-TOKEN": project.api_token}
 
     async def is_supported(self, api: RepositoryApi) -> bool:
         """Return whether the project merges by fast-forward and does not always squash.

@@ -192,17 +192,23 @@ class GitHub:
         Only a GitHub App may create a check run.
         """
         owner, _, name = project.repository.partition("/")
-        root = f"{project.api_root(API)}/repos/{quote(owner, safe='')}/{quote(name, safe='')}"
+        repository_url = f"{project.api_root(API)}/repos/{quote(owner, safe='')}/{quote(name, safe='')}"
         headers = {
             "Authorization": f"Bearer {project.api_token}",
             "Accept": "application/vnd.github+json",
             "X-GitHub-Api-Version": API_VERSION,
         }
         if project.reports != "checks":
-            return ForgeRequest("POST", f"{root}/statuses/{report.commit}", headers, status_body(report, _STATES))
+            return ForgeRequest(
+                "POST", f"{repository_url}/statuses/{report.commit}", headers, status_body(report, _STATES)
+            )
         if check_id:
-            return ForgeRequest("PATCH", f"{root}/check-runs/{quote(check_id, safe='')}", headers, _check_body(report))
-        return ForgeRequest("POST", f"{root}/check-runs", headers, {"head_sha": report.commit, **_check_body(report)})
+            return ForgeRequest(
+                "PATCH", f"{repository_url}/check-runs/{quote(check_id, safe='')}", headers, _check_body(report)
+            )
+        return ForgeRequest(
+            "POST", f"{repository_url}/check-runs", headers, {"head_sha": report.commit, **_check_body(report)}
+        )
 
     def accepted_id(self, response: ForgeResponse) -> str | None:
         """Return the id of the check run or status, or None if GitHub did not accept it."""

@@ -166,7 +166,7 @@ class GitLab:
 
     def build_request(self, project: ForgeProject, report: StatusReport, _check_id: str) -> ForgeRequest:
         """Build the request that sets a commit status. GitLab creates an external pipeline for it if necessary."""
-        root = f"{project.api_root(API)}/projects/{quote(project.repository, safe='')}"
+        repository_url = f"{project.api_root(API)}/projects/{quote(project.repository, safe='')}"
         body: dict[str, Any] = {
             "state": _STATES[report.state],
             "name": report.context,
@@ -176,7 +176,9 @@ class GitLab:
             body["target_url"] = report.url
         if report.ref:
             body["ref"] = report.ref
-        return ForgeRequest("POST", f"{root}/statuses/{report.commit}", {"PRIVATE-TOKEN": project.api_token}, body)
+        return ForgeRequest(
+            "POST", f"{repository_url}/statuses/{report.commit}", {"PRIVATE-TOKEN": project.api_token}, body
+        )
 
     def accepted_id(self, response: ForgeResponse) -> str | None:
         """Return the id of the status, or None if GitLab did not accept it.

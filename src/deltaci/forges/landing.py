@@ -143,8 +143,8 @@ class ForgeLanding:
 
     async def _repository_api(self, forge_project: ForgeProject, forwarder: FastForwarder) -> RepositoryApi:
         project = await self._app_tokens.with_token(forge_project)
-        root, headers = forwarder.root_and_headers(project)
-        return RepositoryApi(self._client, project, headers, root, self._sleep)
+        repository_url, headers = forwarder.repository_url_and_headers(project)
+        return RepositoryApi(self._client, project, headers, repository_url, self._sleep)
 
     def _git_error(self, forge_project: ForgeProject, branch: str, error: Exception) -> GitFailed:
         if isinstance(error, Unreachable):
@@ -160,8 +160,8 @@ class ForgeLanding:
 
 def temporary_branch(branch: str, commit: str) -> str:
     """Return the name of the temporary branch for moving `branch` to `commit`, the same on every server."""
-    digest = blake2b(f"{branch}\n{commit}".encode(), digest_size=10).hexdigest()
-    return f"{TEMPORARY_BRANCH_PREFIX}{digest}"
+    suffix = blake2b(f"{branch}\n{commit}".encode(), digest_size=10).hexdigest()
+    return f"{TEMPORARY_BRANCH_PREFIX}{suffix}"
 
 
 async def _branch_tip(builder: CommitBuilder, branch: str) -> str:
