@@ -25,7 +25,7 @@ def waits(lab: Lab, **tenant: Any) -> list[Wait]:
     context = ExplainContext(None, jobs, attempts, (), tenant_state, is_brief=True)
     found = [
         *(queue.attempt_wait(context, attempt) for attempt in attempts),
-        *(queue.job_wait(context, job) for job in jobs),
+        *(queue.wait_before_queue(context, job) for job in jobs),
     ]
     return sorted((wait for wait in found if wait is not None), key=lambda wait: wait.sort_key)
 

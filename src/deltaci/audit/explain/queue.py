@@ -139,7 +139,7 @@ def attempt_wait(context: ExplainContext, attempt: Attempt) -> Wait | None:
     return _make_wait(attempt, RANK_QUEUED, attempt.updated_at, clauses, group)
 
 
-def job_wait(context: ExplainContext, job: Job) -> Wait | None:
+def wait_before_queue(context: ExplainContext, job: Job) -> Wait | None:
     """Return what the job waits for, or None if it runs or has ended.
 
     Return None as well if its latest attempt is known and queued or running: `attempt_wait` explains that.

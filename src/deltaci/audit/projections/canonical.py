@@ -24,13 +24,13 @@ LEASE_WORDS: Final = {
 
 def canonical_lines(events: Iterable[Event]) -> Iterator[bytes]:
     """Yield each line of the canonical log as JSON, without a newline."""
-    return map(to_json_line, with_lease_events(events))
+    return map(to_json_line, canonical_events(events))
 
 
-def with_lease_events(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield each event with its times as RFC 3339 text.
+def canonical_events(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield the events of the canonical log: each event with its times as RFC 3339 text, followed by that of its lease.
 
-    If an event of an attempt changed its lease, an event for the lease follows.
+    Only an event of an attempt that changed the attempt's lease is followed by an event of the lease.
     """
     for event in events:
         lease_change = event.metadata.get("lease")
@@ -52,14 +52,14 @@ def _format_times(key: str, value: Any) -> Any:
 
 
 def _lease_event(event: Event, lease_change: dict[str, Any]) -> Event:
-    trigger, severity = LEASE_WORDS[lease_change["from"], lease_change["to"]]
+    lease_trigger, severity = LEASE_WORDS[lease_change["from"], lease_change["to"]]
     return _replace(
         event,
         entity="lease",
         entity_id=lease_name(event.entity_id, lease_change["number"]),
         from_=lease_change["from"],
         to=lease_change["to"],
-        trigger=trigger,
+        trigger=lease_trigger,
         severity=severity,
         metadata={"worker_id": lease_change["worker_id"]},
     )

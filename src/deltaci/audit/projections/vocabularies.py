@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from deltaci.audit.projections import orchestration
-from deltaci.audit.projections.canonical import with_lease_events
+from deltaci.audit.projections.canonical import canonical_events
 from deltaci.core import job as core_job
 from deltaci.core.events import ATTEMPT, ENTITIES, JOB, LEASE, RUN, WORKER, Event
 from deltaci.core.status import queue, steps, workstreams
@@ -81,7 +81,7 @@ class VocabularyProjector:
 
     def project(self, events: Iterable[Event]) -> Iterator[ProjectedStep]:
         """Yield the steps for these events, which must follow those of the previous call in the log."""
-        for event in with_lease_events(events):
+        for event in canonical_events(events):
             if not self._views:
                 yield _canonical_step(event)
             elif (view := self._views.get(event.entity)) is not None:

@@ -141,7 +141,7 @@ def _load_jobs(run_ids: Sequence[str]) -> ReadTransaction[tuple[list[Job], bool]
 def _waits(context: ExplainContext, snapshot: Snapshot) -> list[explain_queue.Wait]:
     waits = [
         *(explain_queue.attempt_wait(context, attempt) for attempt in snapshot.attempts),
-        *(explain_queue.job_wait(context, job) for job in snapshot.jobs),
+        *(explain_queue.wait_before_queue(context, job) for job in snapshot.jobs),
         *(
             explain_queue.run_wait(ExplainContext(run, (), (), (), snapshot.tenant_state), run)
             for run in snapshot.open_runs
