@@ -63,12 +63,12 @@ class Task:
         self.payload = job.payload
         self.proved_until = proved_until
         self.is_fenced = False
-        self.stop: Callable[[], object] = lambda: None
+        self.interrupt_handler: Callable[[], object] = lambda: None
 
     def fence(self) -> None:
         """Stop the handler: cancel it if it is async, or raise `Fenced` in its thread."""
         self.is_fenced = True
-        self.stop()
+        self.interrupt_handler()
 
 
 class _FinishedTask(msgspec.Struct, frozen=True):
@@ -142,7 +142,7 @@ class _HandlerThreads:
     def _start_async(self, tasks: Sequence[Task]) -> None:
         for task in tasks:
             handler_run = self._handler_loop.create_task(self._run_async(task))
-            task.stop = lambda run=handler_run: self._handler_loop.call_soon_threadsafe(run.cancel)  # type: ignore[misc]
+            task.interrupt_handler = lambda run=handler_run: self._handler_loop.call_soon_threadsafe(run.cancel)  # type: ignore[misc]
             if task.is_fenced:
                 handler_run.cancel()
 
@@ -158,7 +158,7 @@ class _HandlerThreads:
 
     def _run_in_thread(self, task: Task) -> None:
         guard = _ThreadFence()
-        task.stop = guard.trigger
+        task.interrupt_handler = guard.trigger
         finished = _FinishedTask(task, error=Fenced())
         try:
             try:

@@ -111,8 +111,8 @@ class WorkingTree:
     def read_files(self, commit: str, paths: Iterable[str]) -> dict[str, bytes]:
         """Return the contents of these files by path, without missing ones and those too large for a pipeline file."""
         paths = [path for path in paths if "\n" not in path]
-        checked = self._git("cat-file", "--batch-check", input=blobs.format_request(commit, paths))
-        sizes = blobs.parse_sizes(paths, checked.stdout, MAX_FILE_BYTES)
+        size_listing = self._git("cat-file", "--batch-check", input=blobs.format_request(commit, paths)).stdout
+        sizes = blobs.parse_sizes(paths, size_listing, MAX_FILE_BYTES)
         output = self._git("cat-file", "--batch", input=blobs.format_request(commit, sizes)).stdout
         return blobs.parse_contents(sizes, output)
 

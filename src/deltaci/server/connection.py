@@ -44,10 +44,10 @@ class ConnectionGuard:
         peer = peer_certificate(transport.get_extra_info("ssl_object"))
         if peer is not None:
             self.app_state = {**self.app_state, PEER: peer}
-        self._set_timeout(True)
+        self._update_request_timeout(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._set_timeout(False)
+        self._update_request_timeout(False)
         super().connection_lost(exc)  # type: ignore[misc]
 
     def data_received(self, data: bytes) -> None:
@@ -61,7 +61,7 @@ class ConnectionGuard:
         self._head_bytes = self._head_bytes + len(data) if was_head_open and is_head_open else 0
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse("too_large", f"the head of the request has more than {MAX_HEAD_BYTES} bytes; send less")
-        self._set_timeout(not self.transport.is_closing() and (is_head_open or self._is_draining()))
+        self._update_request_timeout(not self.transport.is_closing() and (is_head_open or self._is_draining()))
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are not HTTP with an error and close the connection. uvicorn calls this."""
@@ -99,7 +99,7 @@ class ConnectionGuard:
 
         return self.conn.their_state is getattr(h11, state)
 
-    def _set_timeout(self, is_unfinished: bool) -> None:
+    def _update_request_timeout(self, is_unfinished: bool) -> None:
         """Start the timeout of an unfinished request unless it is running, or cancel it if `is_unfinished` is false."""
         if not is_unfinished and self._timeout is not None:
             self._timeout.cancel()
@@ -110,7 +110,8 @@ class ConnectionGuard:
     def _on_timeout(self) -> None:
         self._timeout = None
         if self.cycle is not None and not self.cycle.response_complete:
-            self._set_timeout(True)  # The previous request is still being answered, and nothing is read meanwhile.
+            # The previous request is still being answered, and nothing is read meanwhile.
+            self._update_request_timeout(True)
         elif self._is_draining():
             self.transport.close()
         else:

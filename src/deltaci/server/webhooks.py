@@ -106,7 +106,7 @@ class WebhookApp:
                 "there is no such project, or the signature is not made with its webhook secret, or it is too old",
             )
         assert project is not None
-        return await self._process(project, delivery, request)
+        return await self._accept_event(project, delivery, request)
 
     async def _read(self, request: Request) -> Delivery:
         """Read the request's body and return the delivery.
@@ -146,7 +146,7 @@ class WebhookApp:
         parser = WEBHOOK_PARSERS[project.forge if project is not None else "github"]
         return parser.has_valid_signature(delivery, secret or self._decoy) and bool(secret)
 
-    async def _process(
+    async def _accept_event(
         self, project: ForgeProject, delivery: Delivery, request: Request
     ) -> tuple[int, WebhookResponse]:
         if not delivery.body:
@@ -169,8 +169,8 @@ class WebhookApp:
         if not change.repository:
             change = msgspec.structs.replace(change, repository=project.repository)
         delivery_id = plain_line(parser.delivery_id(delivery), MAX_DELIVERY)
-        content_hash = _content_fingerprint(project, event)
-        record_names = [f"{project.name}/{content_hash}"]
+        event_fingerprint = _event_fingerprint(project, event)
+        record_names = [f"{project.name}/{event_fingerprint}"]
         if delivery_id:
             record_names.append(f"{project.name}/id-{fingerprint(project.forge, delivery_id)}")
         duplicate = await self._find_duplicate(project.tenant, record_names)
@@ -183,7 +183,7 @@ class WebhookApp:
             return 200, WebhookResponse(
                 result="duplicate", change=duplicate.change, why="it was delivered before", **change_fields
             )
-        accepted = await self._intake.accept(project.tenant, project.name, change, content_hash)
+        accepted = await self._intake.accept(project.tenant, project.name, change, event_fingerprint)
         await self._record_delivery(project.tenant, record_names, DeliveryRecord(accepted.id, delivery_id))
         if not accepted.is_new:
             return 200, WebhookResponse(
@@ -208,8 +208,8 @@ class WebhookApp:
                 )
 
 
-def _content_fingerprint(project: ForgeProject, event: WebhookEvent) -> str:
-    """Return a fingerprint of the event, which is the same for a repeated delivery with another id."""
+def _event_fingerprint(project: ForgeProject, event: WebhookEvent) -> str:
+    """Return a hash of the forge, the change and its time: the same for a repeated delivery with another id."""
     return fingerprint(project.forge, msgspec.json.encode(event.change).decode(), event.occurred_at)
 
 

@@ -115,19 +115,19 @@ def describe(scenario: Scenario, log: Sequence[Event]) -> list[str]:
     ]
     timeline = [(fault.at, f"{fault.kind} ({fault.target}, {fault.seconds:.1f} s)") for fault in scenario.faults]
     timeline += [(action.at, f"user action: {action.kind} {action.number}") for action in scenario.actions]
-    lines += [f"  {_clock(at)}  {text}" for at, text in sorted(timeline)]
+    lines += [f"  {_format_time(at)}  {text}" for at, text in sorted(timeline)]
     behaviours = ", ".join(f"{name} {rate:.2f}" for name, rate in scenario.probabilities.items() if rate)
     lines.append(f"  behaviours: {behaviours or 'none'}")
     lines.append("the last events:")
     for event in log[-LAST_EVENTS:]:
         transition = f"{event.from_ or '(created)'} → {event.to}"
         lines.append(
-            f"  {_clock(event.at / 1e6 - EPOCH)}  #{event.seq} {event.entity} {event.entity_id}: {transition} "
+            f"  {_format_time(event.at / 1e6 - EPOCH)}  #{event.seq} {event.entity} {event.entity_id}: {transition} "
             f"({event.trigger} by {event.actor})"
         )
     return lines
 
 
-def _clock(seconds: float) -> str:
-    """Return virtual time as `hours:minutes:seconds`."""
+def _format_time(seconds: float) -> str:
+    """Return virtual time as `h:mm:ss.mmm`."""
     return f"{int(seconds // 3600)}:{int(seconds // 60 % 60):02}:{seconds % 60:06.3f}"

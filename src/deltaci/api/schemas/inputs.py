@@ -281,7 +281,7 @@ class EventQuery(RequestSchema, frozen=True, kw_only=True):
 
 
 class LogQuery(RequestSchema, frozen=True, kw_only=True):
-    """Which log of an attempt to read, and whether to follow it."""
+    """Which lease's log of an attempt to read, for how many seconds to follow it, and whether to download it."""
 
     lease: Annotated[Quantity, doc("the number of the lease of the attempt; 0: the last one")] = 0
     follow: Annotated[
@@ -292,7 +292,7 @@ class LogQuery(RequestSchema, frozen=True, kw_only=True):
 
 
 class LogIndexQuery(RequestSchema, frozen=True, kw_only=True):
-    """Which log's index to return, and the first block of it."""
+    """Which lease's log to return the index of, and the first block to return."""
 
     lease: Annotated[Quantity, doc("the number of the lease of the attempt; 0: the last one")] = 0
     block: Annotated[Annotated[int, Meta(ge=0, le=2**31 - 1)], doc("the first block to return")] = 0

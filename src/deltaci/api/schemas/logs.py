@@ -23,7 +23,7 @@ class LogSection(ResponseSchema, frozen=True, kw_only=True):
 
 
 class LogIndex(ResponseSchema, frozen=True, kw_only=True):
-    """Positions of the lines and steps of a log, so that any part can be read by its byte range."""
+    """The steps of a log, and the number of newlines before each block, to read any line by a byte range."""
 
     lease: Annotated[int, doc("the number of the lease whose log it is; 0: none yet")]
     size: Annotated[int, doc("size in bytes")]

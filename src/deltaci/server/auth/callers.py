@@ -106,11 +106,11 @@ class ApiKeys:
                 expires_at=int(claims.expires_at * SECOND),
                 is_operator=True,
             )
-        match = TOKEN.fullmatch(token)
-        record = await self._find(match[1]) if match else None
+        token_match = TOKEN.fullmatch(token)
+        record = await self._find(token_match[1]) if token_match else None
         # Compared even if there is no such key, so that the response time does not reveal whether a key exists.
-        digest = sha256(match[2].encode() if match else b"").hexdigest()
-        is_valid = hmac.compare_digest(digest, record.digest if record is not None else "0" * 64)
+        secret_digest = sha256(token_match[2].encode() if token_match else b"").hexdigest()
+        is_valid = hmac.compare_digest(secret_digest, record.digest if record is not None else "0" * 64)
         return self._valid_caller(record if is_valid else None)
 
     async def caller_by_id(self, id: str) -> Caller:

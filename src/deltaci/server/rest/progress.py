@@ -27,7 +27,7 @@ class TaskProgress(msgspec.Struct, frozen=True):
 
 
 async def load_progress(store: Store, runs: Iterable[Run]) -> dict[str, TaskProgress]:
-    """Return the progress of these workstreams by id."""
+    """Return the task progress by run id. The runs are those of workstreams."""
     ids = [run.id for run in runs]
     return await store.read(lambda: _load_progress(ids))
 

@@ -75,7 +75,7 @@ async def list_projects(call: Call) -> wire.ProjectPage:
 async def report_push(call: Call) -> wire.AcceptedChanges:
     """Create one change for each pushed ref. A repeated delivery creates none."""
     params: wire.PushInput = call.body
-    project, changes = await get_project(call), call.app.repositories.changes
+    project, change_records = await get_project(call), call.app.repositories.changes
     accepted_changes: list[wire.AcceptedChange] = []
     for ref_change in params.refs:
         change = push(
@@ -86,7 +86,7 @@ async def report_push(call: Call) -> wire.AcceptedChanges:
             default_branch=project.default_branch,
         )
         delivery = f"push {params.delivery} {ref_change.ref}"
-        acceptance = await changes.accept(project.tenant, project.name, change, delivery)
+        acceptance = await change_records.accept(project.tenant, project.name, change, delivery)
         accepted_changes.append(wire.AcceptedChange(id=acceptance.id, is_new=acceptance.is_new, ref=ref_change.ref))
     return wire.AcceptedChanges(changes=accepted_changes)
 

@@ -91,7 +91,7 @@ def _lease_number(attempt: Attempt | None, requested: int) -> int:
 
 
 async def read_log_index(call: Call) -> LogIndex:
-    """Return the positions of lines and steps in the log of an attempt."""
+    """Return an attempt's log index: its steps, and how many newlines precede each block from the requested one on."""
     attempt, query = await get_attempt(call), call.query
     lease_number, lease = _lease_number(attempt, query.lease), attempt.lease
     logs, indexes = call.app.logs, call.app.log_indexes
