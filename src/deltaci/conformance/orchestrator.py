@@ -265,9 +265,9 @@ class ScriptedOrchestrator:
         if job is not None and fault is not None and fault.kind == "stale":
             job.ended = fault.reason
         answer = self._answer(message, job)
-        summary = answer.code if isinstance(answer, Problem) else type(answer).__name__
+        answer_name = answer.code if isinstance(answer, Problem) else type(answer).__name__
         cancel = {"deadline": job.cancel_deadline_seconds} if job and isinstance(answer, HeartbeatAck) else {}
-        self.note("answered", job=self._job_name(message), type=type(message).__name__, answer=summary, body=cancel)
+        self.note("answered", job=self._job_name(message), type=type(message).__name__, answer=answer_name, body=cancel)
         return answer
 
     def _answer(self, message: RunnerMessage, job: ScriptedJob | None) -> wire.ServerMessage | Problem:
@@ -337,13 +337,13 @@ class ScriptedOrchestrator:
         job = self._jobs.get(message.lease_id)
         return job.name if job else ""
 
-    def _check_runner_id(self, type: str, runner_id: str, claimed_id: str) -> None:
+    def _check_runner_id(self, request_type: str, runner_id: str, claimed_id: str) -> None:
         """Record a violation if a request carries the id of another runner. Ids of later incarnations are allowed."""
         if claimed_id != runner_id and not claimed_id.startswith(f"{runner_id}/"):
             self.note(
                 "heard",
                 type="refused",
-                note=f"{type}: in the name of {claimed_id!r} with the credential of {runner_id!r}",
+                note=f"{request_type}: in the name of {claimed_id!r} with the credential of {runner_id!r}",
             )
 
 

@@ -199,12 +199,12 @@ def obeys_stale(transcript: Transcript) -> Finding:
     exits = transcript.process_exits("stale")
     if not exits or exits[0].at > answers[0].at + STOP_SECONDS:
         return failed(f"{context}; expected the job to be stopped, it still ran {STOP_SECONDS:.0f} s later")
-    for type, slack_seconds in (("Complete", 0.0), ("Heartbeat", SLACK_SECONDS)):
+    for message_type, slack_seconds in (("Complete", 0.0), ("Heartbeat", SLACK_SECONDS)):
         later_messages = [
-            entry for entry in transcript.received(type, "stale") if entry.at > answers[0].at + slack_seconds
+            entry for entry in transcript.received(message_type, "stale") if entry.at > answers[0].at + slack_seconds
         ]
         if later_messages:
-            return failed(f"{context}; expected no {type} any more, one came at {_time_of(later_messages[0])}")
+            return failed(f"{context}; expected no {message_type} any more, one came at {_time_of(later_messages[0])}")
     return passed(f"{context}; nothing of the job ran any more at {_time_of(exits[0])}, and nothing more was sent")
 
 
@@ -347,16 +347,19 @@ def survives_lost_answers(transcript: Transcript) -> Finding:
     if transcript.first("granted", "lost") is None:
         return not_shown("the runner never asked for a lease")
     message_types = ("AckLease", "Heartbeat", "Complete")
-    for type in message_types:
-        count = len(transcript.received(type, "lost"))
-        if all(entry.answer in ("cut", "overloaded") for entry in transcript.find("answered", "lost", type)):
+    for message_type in message_types:
+        count = len(transcript.received(message_type, "lost"))
+        if all(entry.answer in ("cut", "overloaded") for entry in transcript.find("answered", "lost", message_type)):
             return failed(
-                f"an answer was lost, then came 503; expected {type} once more after that, received {count} in all"
+                f"an answer was lost, then came 503; expected {message_type} once more after that, "
+                f"received {count} in all"
             )
     if not transcript.answered("Complete", "CompleteAck", "lost"):
         return failed("after lost answers and 503s its result was not accepted")
-    counts = ", ".join(f"{type} {len(transcript.received(type, 'lost'))} times" for type in message_types)
-    return passed(f"with lost answers and 503s it sent {counts}, and its result was accepted")
+    listed_counts = ", ".join(
+        f"{message_type} {len(transcript.received(message_type, 'lost'))} times" for message_type in message_types
+    )
+    return passed(f"with lost answers and 503s it sent {listed_counts}, and its result was accepted")
 
 
 def well_formed(transcript: Transcript) -> Finding:

@@ -81,8 +81,8 @@ async def lost_answers(server: ScriptedOrchestrator, patience: Patience) -> None
     """Run a job whose first message of every type gets no answer, and whose second one is answered with 503."""
     job = server.job("lost")
     job.set_steps(job.step("one", "echo a line", job.monitor.wait_command, "echo another line"))
-    for type in ("AckLease", "Heartbeat", "log", "Complete"):
-        job.inject(type, CUT, BUSY)
+    for message_type in ("AckLease", "Heartbeat", "log", "Complete"):
+        job.inject(message_type, CUT, BUSY)
     if not await _start_job(server, job, patience):
         return
     await _wait_for_heartbeats(server, job, 1, HEARTBEATS_SECONDS)

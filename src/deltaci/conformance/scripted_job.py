@@ -75,14 +75,14 @@ class ScriptedJob:
         self.spec = JobSpec(name=self.name, steps=list(steps), env=env or {}, executor="process")
         return self
 
-    def inject(self, type: str, *faults: Fault) -> ScriptedJob:
+    def inject(self, message_type: str, *faults: Fault) -> ScriptedJob:
         """Apply these faults, one per message and in order, to the next messages of this type. Return the job."""
-        self._faults.setdefault(type, deque()).extend(faults)
+        self._faults.setdefault(message_type, deque()).extend(faults)
         return self
 
-    def next_fault(self, type: str) -> Fault | None:
+    def next_fault(self, message_type: str) -> Fault | None:
         """Remove and return the next fault injected for messages of this type; None if there is none."""
-        faults = self._faults.get(type)
+        faults = self._faults.get(message_type)
         return faults.popleft() if faults else None
 
     def granted(self) -> LeaseGranted:

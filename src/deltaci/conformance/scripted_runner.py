@@ -42,7 +42,7 @@ class HeldLease(msgspec.Struct):
     granted: LeaseGranted
     runner: ScriptedRunner
 
-    def message(self, type: str, **fields: Any) -> dict[str, Any]:
+    def message(self, message_type: str, **fields: Any) -> dict[str, Any]:
         """Return a message of this type under the lease, with all required fields. `fields` override or add fields."""
         now = datetime.now(UTC).isoformat()
         required_fields: dict[str, dict[str, Any]] = {
@@ -51,12 +51,12 @@ class HeldLease(msgspec.Struct):
             "Complete": {"status": "SUCCEEDED", "exit_code": 0},
             "CancelAck": {"final_status": "CANCELED", "ts": now},
         }
-        common_fields = {"type": type, "lease_id": self.granted.lease_id, "runner_id": self.runner.runner_id}
-        return {**common_fields, **required_fields[type], **fields}
+        common_fields = {"type": message_type, "lease_id": self.granted.lease_id, "runner_id": self.runner.runner_id}
+        return {**common_fields, **required_fields[message_type], **fields}
 
-    def send(self, type: str, sender: ScriptedRunner | None = None, **fields: Any) -> Reply:
+    def send(self, message_type: str, sender: ScriptedRunner | None = None, **fields: Any) -> Reply:
         """Send a message under this lease with the credential of `sender`, by default of the lease's runner."""
-        return (sender or self.runner).request("POST", "messages", self.message(type, **fields))
+        return (sender or self.runner).request("POST", "messages", self.message(message_type, **fields))
 
     def log(self, offset: int | str, data: bytes, sender: ScriptedRunner | None = None) -> Reply:
         """Send bytes to append to the log of this lease, which begin at `offset`. Return the reply."""

@@ -183,8 +183,8 @@ class ServerChecks:
             heartbeat_interval_seconds=1, max_runtime_seconds=1,
         )  # fmt: skip
         invented_lease = HeldLease(granted, runner)
-        for type in ("AckLease", "Heartbeat", "Complete", "CancelAck"):
-            self._expect_stale(invented_lease, type, "UNKNOWN_LEASE")
+        for message_type in ("AckLease", "Heartbeat", "Complete", "CancelAck"):
+            self._expect_stale(invented_lease, message_type, "UNKNOWN_LEASE")
         expect(invented_lease.log(0, b"x"), 409, "UNKNOWN_LEASE", "a part of a log")
         return "AckLease, Heartbeat, Complete, CancelAck and log: 409 StaleLease with UNKNOWN_LEASE"
 
@@ -249,13 +249,15 @@ class ServerChecks:
         if len(self._runners) < 2:
             raise NotCheckable("it needs a second runner: give a second --token")
         other_runner = self._runners[1]
-        for type in ("Heartbeat", "Complete"):
-            expect(lease.send(type, other_runner), 403, "wrong_runner", f"{type} with another's credential")
+        for message_type in ("Heartbeat", "Complete"):
             expect(
-                lease.send(type, other_runner, runner_id=other_runner.runner_id),
+                lease.send(message_type, other_runner), 403, "wrong_runner", f"{message_type} with another's credential"
+            )
+            expect(
+                lease.send(message_type, other_runner, runner_id=other_runner.runner_id),
                 409,
                 "UNKNOWN_LEASE",
-                f"{type} as another runner",
+                f"{message_type} as another runner",
             )
         expect(lease.log(0, b"x", other_runner), 409, "UNKNOWN_LEASE", "a part of the log from another runner")
         expect(lease.send("Heartbeat"), 200, "HeartbeatAck", "its own heartbeat after that")
@@ -333,11 +335,11 @@ class ServerChecks:
             raise NotCheckable(f"a lease lasts {ttl} s, longer than --patience {self._patience:.0f}")
         time.sleep(ttl + SLACK_SECONDS)
         self._expired_lease = lease
-        for type in ("Heartbeat", "Complete"):
-            reply = lease.send(type)
+        for message_type in ("Heartbeat", "Complete"):
+            reply = lease.send(message_type)
             if reply.status != 409 or reply.code not in ("LEASE_EXPIRED", "LEASE_REPLACED"):
                 raise CheckFailed(
-                    f"{type} after {ttl} s of silence: expected 409 LEASE_EXPIRED, the answer was {reply}"
+                    f"{message_type} after {ttl} s of silence: expected 409 LEASE_EXPIRED, the answer was {reply}"
                 )
         return f"Heartbeat and Complete after {ttl + SLACK_SECONDS:.0f} s of silence: 409 StaleLease"
 
@@ -417,11 +419,11 @@ class ServerChecks:
                 lease.send("Complete")
 
     @staticmethod
-    def _expect_stale(lease: HeldLease, type: str, reason: str) -> None:
+    def _expect_stale(lease: HeldLease, message_type: str, reason: str) -> None:
         """Send a message under this lease. Raise `CheckFailed` if the answer is not StaleLease with this reason."""
-        body = expect(lease.send(type), 409, reason, type).body
+        body = expect(lease.send(message_type), 409, reason, message_type).body
         decode(body, wire.StaleLease)
-        if type == "Heartbeat" and (body.get("extend_lease") is not False or body.get("stale") is not True):
+        if message_type == "Heartbeat" and (body.get("extend_lease") is not False or body.get("stale") is not True):
             raise CheckFailed(f"Heartbeat: expected extend_lease=false and stale=true beside {reason}")
 
 

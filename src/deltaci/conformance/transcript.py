@@ -37,25 +37,25 @@ class Transcript(msgspec.Struct, kw_only=True):
     logs: dict[str, str] = {}  # The uploaded log of each job.
     targets: list[str] = []  # Method and path of every request.
 
-    def find(self, kind: EntryKind, job: str = "", type: str = "") -> list[Entry]:
-        """Return all entries of a kind; an empty job or type matches any."""
+    def find(self, kind: EntryKind, job: str = "", message_type: str = "") -> list[Entry]:
+        """Return all entries of a kind; an empty job or message type matches any."""
         return [
             entry
             for entry in self.entries
-            if entry.kind == kind and (not job or entry.job == job) and (not type or entry.type == type)
+            if entry.kind == kind and (not job or entry.job == job) and (not message_type or entry.type == message_type)
         ]
 
-    def first(self, kind: EntryKind, job: str = "", type: str = "") -> Entry | None:
+    def first(self, kind: EntryKind, job: str = "", message_type: str = "") -> Entry | None:
         """Return the first entry of this kind, job and type; None if there is none. Empty arguments match any."""
-        return next(iter(self.find(kind, job, type)), None)
+        return next(iter(self.find(kind, job, message_type)), None)
 
-    def received(self, type: str, job: str = "") -> list[Entry]:
+    def received(self, message_type: str, job: str = "") -> list[Entry]:
         """Return the entries of all messages and requests of this type that the runner sent."""
-        return self.find("heard", job, type)
+        return self.find("heard", job, message_type)
 
-    def answered(self, type: str, answer: str, job: str = "") -> list[Entry]:
+    def answered(self, message_type: str, answer: str, job: str = "") -> list[Entry]:
         """Return the entries of all messages of this type to which the server gave this answer."""
-        return [entry for entry in self.find("answered", job, type) if entry.answer == answer]
+        return [entry for entry in self.find("answered", job, message_type) if entry.answer == answer]
 
     def process_exits(self, job: str) -> list[Entry]:
         """Return the entries that record the end of the last running process of the job."""
