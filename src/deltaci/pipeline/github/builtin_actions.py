@@ -246,9 +246,9 @@ def _check_cache_input(key: str, value: Node, converter: Converter) -> None:
         return  # Reported already.
     if key in ("key", "restore-keys") and "," in plain_text:
         converter.report_unsupported(value.position, f"a comma in {quote(key)} of a cache", "use another character")
-    for path_line in plain_text.splitlines() if key == "path" else ():
-        if any(character in path_line for character in "*?[") and not path_line.strip().startswith("!"):
-            message = f"{quote(path_line.strip())} of a cache, which is a pattern"
+    for cached_path in plain_text.splitlines() if key == "path" else ():
+        if any(character in cached_path for character in "*?[") and not cached_path.strip().startswith("!"):
+            message = f"{quote(cached_path.strip())} of a cache, which is a pattern"
             converter.warn(value.position, message, "matching files are not cached: name the folder")
 
 

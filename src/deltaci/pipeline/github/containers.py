@@ -76,19 +76,17 @@ def _convert_service(name: Node, node: Node, converter: Converter) -> Node | Non
                 name.position, f"the service {quote(name.raw)} without 'image'", "expected the image"
             )
         return None
-    converted_keys: dict[str, Node | None] = {"image": image}
+    nodes_by_key: dict[str, Node | None] = {"image": image}
     if "env" in entries:
-        converted_keys["env"] = convert_env(entries["env"].value, "jobs.services.env", converter)
+        nodes_by_key["env"] = convert_env(entries["env"].value, "jobs.services.env", converter)
     if "ports" in entries:
         ports = [_convert_port(port_node, converter) for port_node in items(entries["ports"].value)]
-        converted_keys["ports"] = list_node(
-            entries["ports"].value.position, [port for port in ports if port is not None]
-        )
+        nodes_by_key["ports"] = list_node(entries["ports"].value.position, [port for port in ports if port is not None])
     if "command" in entries:
-        converted_keys["command"] = converter.convert_text(entries["command"].value, "jobs.services", "command")
+        nodes_by_key["command"] = converter.convert_text(entries["command"].value, "jobs.services", "command")
     if "options" in entries:
-        converted_keys["health"] = _convert_health_options(entries["options"].value, converter)
-    return object_node(node.position, converted_keys)
+        nodes_by_key["health"] = _convert_health_options(entries["options"].value, converter)
+    return object_node(node.position, nodes_by_key)
 
 
 def convert_env(node: Node, availability_key: str, converter: Converter) -> Node | None:

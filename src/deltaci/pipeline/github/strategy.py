@@ -37,14 +37,14 @@ def convert_strategy(node: Node, converter: Converter) -> Strategy:
             converter.warn(key.position, f"{quote(key.raw)} has no effect here", "there is no matrix")
         return Strategy(None, [{}])
     matrix = _convert_matrix(entries["matrix"].value, converter)
-    converted: dict[str, Node | None] = {"matrix": matrix.node}
+    nodes_by_key: dict[str, Node | None] = {"matrix": matrix.node}
     if "fail-fast" in entries:
-        converted["fail-fast"] = converter.convert_boolean(entries["fail-fast"].value, AVAILABILITY_KEY, "fail-fast")
+        nodes_by_key["fail-fast"] = converter.convert_boolean(entries["fail-fast"].value, AVAILABILITY_KEY, "fail-fast")
     if "max-parallel" in entries:
-        converted["max-parallel"] = converter.convert_number(
+        nodes_by_key["max-parallel"] = converter.convert_number(
             entries["max-parallel"].value, AVAILABILITY_KEY, "max-parallel"
         )
-    return matrix._replace(node=object_node(node.position, converted))
+    return matrix._replace(node=object_node(node.position, nodes_by_key))
 
 
 def _convert_matrix(node: Node, converter: Converter) -> Strategy:
@@ -231,7 +231,9 @@ def _expand_combinations(
     except MatrixError as error:
         for problem in error.problems:
             path = problem.path[1:]
-            path_text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem.path).lstrip(".")
+            path_text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem.path).lstrip(
+                "."
+            )
             converter.report_unsupported(_position_at(node, path), f"{path_text}: {problem.message}")
         return None
 

@@ -214,12 +214,12 @@ class _WorkflowReader:
         while has_changed:
             has_changed = False
             for name in [*self.jobs]:
-                for need, node in needs_graph[name].items():
-                    if need in self.unsupported_jobs:
+                for needed_id, node in needs_graph[name].items():
+                    if needed_id in self.unsupported_jobs:
                         converter = self.job_converters[name]
                         converter.report_unsupported(
                             node.position,
-                            f"it needs {quote(need)}, which is unsupported",
+                            f"it needs {quote(needed_id)}, which is unsupported",
                             "see the problems of that job",
                         )
                         self.unsupported_jobs[name] = _errors(converter)

@@ -140,16 +140,16 @@ def check_needs(needs: Mapping[str, Sequence[Node]], problems: ProblemList, noun
             elif not problems.is_full:
                 other_names = [other_name for other_name in needs if other_name != name]
                 suggestion = nearest(need.value, other_names)
-                names = ", ".join(other_names[:12])
-                expected = f"expected one of: {names}" if other_names else f"there is no other {noun}"
+                listed_names = ", ".join(other_names[:12])
+                expected = f"expected one of: {listed_names}" if other_names else f"there is no other {noun}"
                 message = f"there is no {noun} {quote(need.value)}"
                 problems.add(need.position, message, "" if suggestion else expected, suggestion)
     for _ in range(MAX_CYCLES):  # The edge that closes a cycle is removed, so that each cycle is reported once.
         cycle = find_cycle({name: list(edges) for name, edges in graph.items()})
         if not cycle:
             break
-        listed_names = cycle if len(cycle) <= MAX_LISTED_JOBS else [*cycle[: MAX_LISTED_JOBS - 2], "…", cycle[-1]]
-        message = f"{noun}s that wait for each other: {' → '.join(listed_names)}"
+        listed_jobs = cycle if len(cycle) <= MAX_LISTED_JOBS else [*cycle[: MAX_LISTED_JOBS - 2], "…", cycle[-1]]
+        message = f"{noun}s that wait for each other: {' → '.join(listed_jobs)}"
         problems.add(graph[cycle[-2]].pop(cycle[-1]), message, "remove one of these needs")
 
 

@@ -131,9 +131,9 @@ def _option_schema(option: Option) -> dict[str, Any]:
             return {"$ref": f"#/$defs/{schema_name(value_type.cls)}"}
 
 
-def _typed(type: str, **limits: Any) -> dict[str, Any]:
+def _typed(json_type: str, **limits: Any) -> dict[str, Any]:
     """Return a schema of this JSON type with the limits that are not None."""
-    return {"type": type, **{name: value for name, value in limits.items() if value is not None}}
+    return {"type": json_type, **{name: value for name, value in limits.items() if value is not None}}
 
 
 def _javascript_pattern(pattern: str, *, allows_expressions: bool) -> str:
@@ -141,6 +141,6 @@ def _javascript_pattern(pattern: str, *, allows_expressions: bool) -> str:
 
     With `allows_expressions`, the result also matches texts that contain `${{`.
     """
-    converted = pattern.removesuffix("(?!\\n)").replace("\\x00", "\\u0000").replace("\\x1f", "\\u001f")
-    converted = converted.replace("\\x7f", "\\u007f")
-    return rf"{converted}|\$\{{\{{" if allows_expressions else converted
+    json_pattern = pattern.removesuffix("(?!\\n)").replace("\\x00", "\\u0000").replace("\\x1f", "\\u001f")
+    json_pattern = json_pattern.replace("\\x7f", "\\u007f")
+    return rf"{json_pattern}|\$\{{\{{" if allows_expressions else json_pattern

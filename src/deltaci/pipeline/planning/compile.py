@@ -167,7 +167,7 @@ class _Compiler:
                 excluded[selected.id] = ExcludedJob(
                     name=selected.id, job=selected.id, code=NOT_REQUESTED, reason=reason
                 )
-            if self._interpolator.problems.is_full or not self._has_room(
+            if self._interpolator.problems.is_full or not self._add_steps_and_check_limits(
                 selected.id, len(planned_jobs), len(matrix_jobs)
             ):
                 break
@@ -182,8 +182,11 @@ class _Compiler:
             planned_jobs, [excluded[name] for name in job_filter.order if name in excluded], context_values, changed
         )
 
-    def _has_room(self, job_id: str, planned_count: int, new_count: int) -> bool:
-        """Return whether the plan stays within its limits with `new_count` further jobs. Report a violated limit."""
+    def _add_steps_and_check_limits(self, job_id: str, planned_count: int, new_count: int) -> bool:
+        """Add the steps of `new_count` further jobs to the total.
+
+        Return whether the plan stays within its limits. Report a violated limit.
+        """
         self._steps += new_count * len(self._pipeline.jobs[job_id].steps or ())
         for count, limit, noun in ((planned_count + new_count, MAX_JOBS, "jobs"), (self._steps, MAX_STEPS, "steps")):
             if count > limit:

@@ -65,7 +65,7 @@ class Projects:
 
     def __init__(self, projects: Iterable[Project]) -> None:
         sorted_projects = sorted(projects, key=lambda project: project.name)
-        self._check(sorted_projects)
+        self._check_projects(sorted_projects)
         self.folders = {
             project.name: normalize_folder(project.path, f"project {project.name!r}") for project in sorted_projects
         }
@@ -100,7 +100,7 @@ class Projects:
             yield normalize_folder(need, f"a need of project {project.name!r}") if folder is None else folder
 
     @staticmethod
-    def _check(sorted_projects: Sequence[Project]) -> None:
+    def _check_projects(sorted_projects: Sequence[Project]) -> None:
         """Raise `Refused` if there are too many projects or needs, or two projects of the same name."""
         if len(sorted_projects) > MAX_PROJECTS:
             raise Refused(

@@ -355,9 +355,9 @@ class _Selection:
         start_folders = self._start_folders[name]
         if not start_folders:
             return "no changed file matches its paths"
-        projects = ", ".join(self._projects.label(folder) for folder in start_folders)
+        listed_projects = ", ".join(self._projects.label(folder) for folder in start_folders)
         paths = "matches its paths or " if self._jobs[name].paths else ""
-        return f"no changed file {paths}is in a folder that its projects depend on ({projects})"
+        return f"no changed file {paths}is in a folder that its projects depend on ({listed_projects})"
 
 
 def _first_changes(folders: Iterable[str], paths: Sequence[str]) -> dict[str, str]:
