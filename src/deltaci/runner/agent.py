@@ -126,13 +126,13 @@ class Agent:
 
     async def run(self) -> None:
         """Run jobs until stopped. Raises `KeeperDied` or `RunnerRemoved`."""
-        labels = f", labels {', '.join(self._labels)}" if self._labels else ""
+        label_suffix = f", labels {', '.join(self._labels)}" if self._labels else ""
         LOGGER.info(
             "runner %s: waiting for work from %s, %d slots%s",
             self._credential.runner_id,
             self._credentials.url,
             self._slots,
-            labels,
+            label_suffix,
         )
         asyncio.get_running_loop().set_default_executor(
             ThreadPoolExecutor(THREADS + THREADS_PER_JOB * self._slots, "calls")

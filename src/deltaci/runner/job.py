@@ -226,7 +226,10 @@ class JobRunner:
         return JobResult(exit=Exit(None, None, 0.0), steps=[], error_code=code, summary=job_log.masked_line(reason))
 
     async def _may_start_step(self, index: int, name: str, log: LogStream) -> bool:
-        """Report the progress. Return whether the step may start: the job is not stopped and the lease is valid."""
+        """Report the progress, and record the time of the first step.
+
+        Return whether the step may start: the job is not stopped and the lease is valid.
+        """
         self._steps_started_at = self._steps_started_at or self._now()
         self._update_keeper(Progress(step_index=index, current_step=name), log)
         return not self._is_stopped() and await self._confirm_lease(log)

@@ -92,7 +92,7 @@ class Transfers:
 
     def _upload(self, path: str, open_file: OpenFile, size: int) -> Uploaded:
         """Upload a file once. Raise `Unreachable` if the server stored other bytes than were read."""
-        digest = sha256()
+        file_hash = sha256()
 
         def read_parts(file: BinaryIO) -> Iterator[bytes]:
             remaining = size
@@ -105,19 +105,19 @@ class Transfers:
                     raise Refused("unreadable", f"it cannot be read: {error.strerror}") from error
                 if not part:
                     raise Refused("unreadable", "it became shorter while it was read")
-                digest.update(part)
+                file_hash.update(part)
                 remaining -= len(part)
                 yield part
 
         with open_file() as file:
             uploaded = self._client.upload(self._lease_id, path, read_parts(file), size)
-        if uploaded.stored and uploaded.sha256 != digest.hexdigest():
+        if uploaded.stored and uploaded.sha256 != file_hash.hexdigest():
             raise Unreachable("the server stored other bytes than were sent")
         return uploaded
 
     def _download(self, path: str, file: BinaryIO, max_bytes: int) -> int:
         """Download into the file once and return its size. Raise `Unreachable` if the hash differs."""
-        digest = sha256()
+        file_hash = sha256()
         file.seek(0)
         file.truncate()
 
@@ -126,10 +126,10 @@ class Transfers:
                 raise JobStopped
             if file.tell() + len(part) > max_bytes:
                 raise Refused("too_large", f"it has more than {max_bytes} bytes")
-            digest.update(part)
+            file_hash.update(part)
             file.write(part)
 
         expected_sha256 = self._client.download(self._lease_id, path, write)
-        if expected_sha256 != digest.hexdigest():
+        if expected_sha256 != file_hash.hexdigest():
             raise Unreachable("other bytes arrived than the server has")
         return file.tell()

@@ -100,8 +100,8 @@ async def download(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
     available = await job.transfers.call(RunnerClient.shared_artifacts)
     selected = _select_artifacts(available, name, pattern)
     if name and not selected:
-        names = ", ".join(sorted({repr(artifact.name or artifact.job) for artifact in available})) or "none"
-        raise StepFailed(f"no ended job of this run has uploaded an artifact {name!r}; available: {names}", CODE)
+        listed_names = ", ".join(sorted({repr(artifact.name or artifact.job) for artifact in available})) or "none"
+        raise StepFailed(f"no ended job of this run has uploaded an artifact {name!r}; available: {listed_names}", CODE)
     path = inputs.get("path", "").strip() or "."
     is_merged = bool(name) or boolean_input(inputs, "merge-multiple", False)
     for artifact in selected:
@@ -183,18 +183,18 @@ def _includes_hidden(inputs: dict[str, str]) -> bool:
 
 def _find_files(job: JobContext, patterns: list[str], includes_hidden: bool) -> list[tuple[str, ArtifactFile]]:
     """Return the matching files with their names in the artifact, relative to the common folder of all patterns."""
-    root = job.layout.root
+    job_root = job.layout.root
     included = [_path_from_root(job, pattern) for pattern in patterns if not pattern.startswith("!")]
     excluded = [_path_from_root(job, pattern[1:].strip()) for pattern in patterns if pattern.startswith("!")]
     if not included:
         raise Refused("bad_spec", "upload-artifact needs the input 'path'")
     rules = [ArtifactRule(path_glob="**" if pattern == "." else pattern) for pattern in included]
-    files = find_files(root, rules, MAX_FILES)
+    files = find_files(job_root, rules, MAX_FILES)
     if excluded:
-        excluded_files = find_files(root, [ArtifactRule(path_glob=pattern) for pattern in excluded], MAX_FILES)
+        excluded_files = find_files(job_root, [ArtifactRule(path_glob=pattern) for pattern in excluded], MAX_FILES)
         excluded_paths = {file.path for file in excluded_files}
         files = [file for file in files if file.path not in excluded_paths]
-    common_folder = os.path.commonpath([_fixed_folder(root, pattern) for pattern in included]) if files else ""
+    common_folder = os.path.commonpath([_fixed_folder(job_root, pattern) for pattern in included]) if files else ""
     named_files = [(file.path[len(common_folder) + 1 :] if common_folder else file.path, file) for file in files]
     if not includes_hidden:
         named_files = [

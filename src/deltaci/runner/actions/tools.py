@@ -98,8 +98,8 @@ def choose_tool(program: str, version_spec: str, installed: Sequence[Tool]) -> T
     for tool in installed:
         if version_matches(version_spec, tool.version):
             return tool
-    versions = ", ".join(tool.version_text for tool in installed) or "none"
-    message = f"{program} {version_spec!r} is not installed; found: {versions}. Install it, or use one of them"
+    listed_versions = ", ".join(tool.version_text for tool in installed) or "none"
+    message = f"{program} {version_spec!r} is not installed; found: {listed_versions}. Install it, or use one of them"
     raise StepFailed(message, CODE)
 
 

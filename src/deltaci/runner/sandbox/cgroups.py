@@ -79,7 +79,7 @@ def create(name: str, limits: Limits, *, overhead: int = 0, hierarchies: Hierarc
         controller: settings
         for controller, limit, settings in (
             ("memory", limits.memory_bytes, lambda path: _set_memory(path, limits.memory_bytes)),
-            ("pids", limits.processes, lambda path: _set(path / "pids.max", limits.processes + overhead)),
+            ("pids", limits.processes, lambda path: _write_value(path / "pids.max", limits.processes + overhead)),
             ("cpu", limits.cpus, lambda path: _set_cpu(path, limits.cpus)),
         )
         if limit
@@ -90,7 +90,7 @@ def create(name: str, limits: Limits, *, overhead: int = 0, hierarchies: Hierarc
     if v2 is not None:
         paths.append(v2)
         in_force += [
-            controller for controller in settings_by_controller if _apply(settings_by_controller[controller], v2)
+            controller for controller in settings_by_controller if _try_write(settings_by_controller[controller], v2)
         ]
     # In v1 every controller has its own group. The freezer is needed where v2 cannot kill a group.
     remaining = [controller for controller in settings_by_controller if controller not in in_force]
@@ -100,7 +100,7 @@ def create(name: str, limits: Limits, *, overhead: int = 0, hierarchies: Hierarc
         path = _create(hierarchies.v1[controller], name) if controller in hierarchies.v1 else None
         if path is not None:
             paths.append(path)
-            if controller in settings_by_controller and _apply(settings_by_controller[controller], path):
+            if controller in settings_by_controller and _try_write(settings_by_controller[controller], path):
                 in_force.append(controller)
     tracker = next((path for path in paths if _can_kill(path)), paths[0] if paths else "")
     return Groups(tuple(paths), str(tracker), tuple(in_force))
@@ -161,8 +161,9 @@ def _create_v2(runner_group: Path, name: str, controllers: set[str]) -> Path | N
 
 
 def _enable(parent: Path, controllers: set[str]) -> bool:
-    return _apply(
-        lambda path: _set(path, " ".join(f"+{name}" for name in sorted(controllers))), parent / "cgroup.subtree_control"
+    return _try_write(
+        lambda path: _write_value(path, " ".join(f"+{name}" for name in sorted(controllers))),
+        parent / "cgroup.subtree_control",
     )
 
 
@@ -173,7 +174,7 @@ def _move_runner(parent: Path) -> None:
     leaf = parent / RUNNER
     with contextlib.suppress(OSError):
         leaf.mkdir(exist_ok=True)
-        _set(leaf / "cgroup.procs", os.getpid())
+        _write_value(leaf / "cgroup.procs", os.getpid())
 
 
 def _job_parent(runner_group: Path) -> Path:
@@ -195,24 +196,24 @@ def _create(parent: Path, name: str) -> Path | None:
 
 def _set_memory(path: Path, limit_bytes: int) -> None:
     if (path / "memory.max").exists():
-        _set(path / "memory.max", limit_bytes)
+        _write_value(path / "memory.max", limit_bytes)
         swap, swap_limit = path / "memory.swap.max", 0
     else:
-        _set(path / "memory.limit_in_bytes", limit_bytes)
+        _write_value(path / "memory.limit_in_bytes", limit_bytes)
         swap, swap_limit = path / "memory.memsw.limit_in_bytes", limit_bytes
     with contextlib.suppress(
         OSError
     ):  # Without swap accounting the file does not exist; memory is limited all the same.
-        _set(swap, swap_limit)
+        _write_value(swap, swap_limit)
 
 
 def _set_cpu(path: Path, cpus: float) -> None:
     quota = max(1000, int(cpus * PERIOD_MICROSECONDS))
     if (path / "cpu.max").exists():
-        _set(path / "cpu.max", f"{quota} {PERIOD_MICROSECONDS}")
+        _write_value(path / "cpu.max", f"{quota} {PERIOD_MICROSECONDS}")
     else:
-        _set(path / "cpu.cfs_period_us", PERIOD_MICROSECONDS)
-        _set(path / "cpu.cfs_quota_us", quota)
+        _write_value(path / "cpu.cfs_period_us", PERIOD_MICROSECONDS)
+        _write_value(path / "cpu.cfs_quota_us", quota)
 
 
 def _remove_group(path: Path) -> bool:
@@ -232,15 +233,15 @@ def _can_kill(path: Path) -> bool:
     return any((path / name).exists() for name in ("cgroup.kill", "freezer.state"))
 
 
-def _apply(settings: Callable[[Path], None], path: Path) -> bool:
+def _try_write(write_setting: Callable[[Path], None], path: Path) -> bool:
     try:
-        settings(path)
+        write_setting(path)
     except OSError:
         return False
     return True
 
 
-def _set(path: Path, value: int | str) -> None:
+def _write_value(path: Path, value: int | str) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # Without O_CREAT: a missing file means an unsupported limit.
     try:
         os.write(file, str(value).encode())

@@ -73,8 +73,8 @@ class RuleChecker:
                 )
                 log.write_line(describe_result(verdict))
                 verdicts.append(verdict)
-        summary_line = next((describe_result(verdict) for verdict in verdicts if not verdict.is_passed), result.summary)
-        return structs.replace(result, verdicts=verdicts, summary=summary_line)
+        summary_text = next((describe_result(verdict) for verdict in verdicts if not verdict.is_passed), result.summary)
+        return structs.replace(result, verdicts=verdicts, summary=summary_text)
 
     async def _check_rule(self, rule: ValidationRule, name: str) -> RuleOutcome:
         """Check one rule of any kind and return its outcome."""

@@ -115,16 +115,16 @@ def _find_common(workspace: Path) -> list[ArtifactFile]:
 
 def _hash(workspace: Path, lock_files: list[ArtifactFile]) -> str:
     """Return the SHA-256, in hex, of the names, sizes and contents of the lock files."""
-    digest = hashlib.sha256()
+    combined_hash = hashlib.sha256()
     for file in sorted(lock_files, key=lambda lock_file: lock_file.path.encode()):
-        content, size = hashlib.sha256(), 0
+        file_hash, size = hashlib.sha256(), 0
         with open_file(workspace, file) as stream:
             while chunk := stream.read(_CHUNK_BYTES):
-                content.update(chunk)
+                file_hash.update(chunk)
                 size += len(chunk)
                 if size > _LIMITS.bytes:
                     raise Refused("too_large", f"the lock file {file.path!r} grows while it is read")
         # One line per file, with the name in hex: different sets of files never give the same lines.
         name = file.path.encode().hex()
-        digest.update(f"{name} {size} {content.hexdigest()}\n".encode())
-    return digest.hexdigest()
+        combined_hash.update(f"{name} {size} {file_hash.hexdigest()}\n".encode())
+    return combined_hash.hexdigest()
