@@ -101,11 +101,11 @@ def observe(record: Attempt) -> Observation | None:
 
 def failed_tests(report: Any) -> tuple[tuple[str, ...], bool]:
     """Return the names of the failed tests of an attempt's report, and whether the list is complete."""
-    summary = report.get("tests") if isinstance(report, dict) else None
-    if not isinstance(summary, dict):
+    test_totals = report.get("tests") if isinstance(report, dict) else None
+    if not isinstance(test_totals, dict):
         return (), True
-    names = tuple(str(test.get("name", "")) for test in summary.get("failures", ()))
-    return names, len(names) == summary.get("failed", 0) + summary.get("errors", 0)
+    names = tuple(str(test.get("name", "")) for test in test_totals.get("failures", ()))
+    return names, len(names) == test_totals.get("failed", 0) + test_totals.get("errors", 0)
 
 
 def _test_counts(report: Any) -> tuple[int, tuple[str, ...]]:
@@ -114,10 +114,15 @@ def _test_counts(report: Any) -> tuple[int, tuple[str, ...]]:
     Return 0 and none if the report has no tests, does not name all failed ones, or names too many.
     """
     names, is_complete = failed_tests(report)
-    summary = report.get("tests") if isinstance(report, dict) else None
-    if not isinstance(summary, dict) or not is_complete or len(names) > MAX_FAILED or sum(map(len, names)) > MAX_CHARS:
+    test_totals = report.get("tests") if isinstance(report, dict) else None
+    if (
+        not isinstance(test_totals, dict)
+        or not is_complete
+        or len(names) > MAX_FAILED
+        or sum(map(len, names)) > MAX_CHARS
+    ):
         return 0, ()
-    return summary.get("total", 0), tuple(sorted(set(names)))
+    return test_totals.get("total", 0), tuple(sorted(set(names)))
 
 
 def add_observation(history: History, key: str, new: Observation) -> History:

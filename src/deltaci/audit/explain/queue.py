@@ -220,5 +220,5 @@ def _direct_needs(context: ExplainContext, job: Job) -> Clause:
     if not open_jobs:
         text = f"waits for {count(job.unmet, 'other job')}" if job.unmet else "waits for its run to start"
         return Clause(WAITING_FOR_JOBS, text, job.id)
-    names = listed(list(dict.fromkeys(predecessor.spec.name for predecessor in open_jobs)), MAX_NEEDS)
-    return Clause(WAITING_FOR_JOBS, f"waits for {names}", open_jobs[0].id)
+    listed_names = listed(list(dict.fromkeys(predecessor.spec.name for predecessor in open_jobs)), MAX_NEEDS)
+    return Clause(WAITING_FOR_JOBS, f"waits for {listed_names}", open_jobs[0].id)

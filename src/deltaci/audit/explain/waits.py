@@ -189,8 +189,9 @@ def _approval_clause(context: ExplainContext, job: Job) -> Clause:
         text += f" until {when(job.approve_by, context.now)}"
     if gate.approvers > 1:
         approval_count = len(job.approvals)
-        names = f" ({listed([approval.person for approval in job.approvals], 8)})" if approval_count else ""
-        text += f"; {approval_count} of {gate.approvers} {'has' if approval_count == 1 else 'have'} approved{names}"
+        listed_approvers = f" ({listed([approval.person for approval in job.approvals], 8)})" if approval_count else ""
+        verb = "has" if approval_count == 1 else "have"
+        text += f"; {approval_count} of {gate.approvers} {verb} approved{listed_approvers}"
     advice = "Without approval it fails then." if job.approve_by else "There is no deadline."
     return Clause("waiting_for_approval", text, job.id, context.last_event(job.id), advice)
 
@@ -335,9 +336,9 @@ def _chain_clause(context: ExplainContext, chains: dict[str, _WaitChain], blocke
     if chain.length >= MAX_LINKS:
         omitted = count(chain.length + 1 - MAX_LINKS, "other job")
         names[-1] = f"{omitted} in a chain, the last of which waits for {context.job_name(chain.root_id)}"
-    root = root_clause(context, context.jobs[chain.root_id])
-    text = f"waits for {', which waits for '.join(names)}, which {root.text}"
-    return Clause("waiting_for_jobs", text, chain.root_id, root.event, root.advice)
+    root_wait = root_clause(context, context.jobs[chain.root_id])
+    text = f"waits for {', which waits for '.join(names)}, which {root_wait.text}"
+    return Clause("waiting_for_jobs", text, chain.root_id, root_wait.event, root_wait.advice)
 
 
 # -- runs

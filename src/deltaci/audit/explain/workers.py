@@ -176,8 +176,8 @@ def _with_labels(labels: Sequence[str]) -> str:
 def _start_advice(required: set[str]) -> str:
     if not required:
         return "Start one with `deltaci runner`."
-    labels = one_line(",".join(sorted(required)))
-    return f"Start one with `deltaci runner --labels {labels}`, or change the labels that the job requires."
+    joined_labels = one_line(",".join(sorted(required)))
+    return f"Start one with `deltaci runner --labels {joined_labels}`, or change the labels that the job requires."
 
 
 def _all_matching(number: int) -> str:

@@ -55,8 +55,10 @@ def detect(raw: bytes) -> str:
     for name, field in _FORMAT_FIELDS:
         if isinstance(first, dict) and field in first:
             return name
-    formats = ", ".join(f"{name} (has {field!r})" for name, field in _FORMAT_FIELDS)
-    raise NotAnEventLogError(f"the first line is JSON but not an event in a known format; expected one of: {formats}")
+    listed_formats = ", ".join(f"{name} (has {field!r})" for name, field in _FORMAT_FIELDS)
+    raise NotAnEventLogError(
+        f"the first line is JSON but not an event in a known format; expected one of: {listed_formats}"
+    )
 
 
 def verify(lines: Iterable[bytes], format: str = "", progress: Callable[[int], None] | None = None) -> Report:

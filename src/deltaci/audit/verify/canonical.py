@@ -163,7 +163,7 @@ class CanonicalVerifier:
         self._check_step(entity, event)
         for check in CHECKS[entity.kind].get(event.to, ()):
             check(self, entity, event, event.metadata)
-        self._apply(entity, event)
+        self._apply_event(entity, event)
 
     def end(self) -> Report:
         """Check the unfinished transaction of each scope and return the report."""
@@ -186,12 +186,12 @@ class CanonicalVerifier:
             self.flag(rule, problem, "its creation first")
             self.report.entities -= 1
             return None
-        entity = self._build(event)
+        entity = self._build_entity(event)
         if entity is not None:
             self.live[event.entity_id] = entity
         return entity
 
-    def _build(self, event: EntityEventLine) -> TrackedEntity | None:
+    def _build_entity(self, event: EntityEventLine) -> TrackedEntity | None:
         """Return a tracked entity for its first event; report one whose run or job is unknown, and return None."""
         if event.entity == RUN:
             return TrackedRun(event.entity_id, event.tenant, event.run_id, TransactionScope())
@@ -292,7 +292,7 @@ class CanonicalVerifier:
                     problems.append(("MOD-V1", problem, ", ".join(allowed_targets) or "nothing"))
         return tuple(new_states), problems
 
-    def _apply(self, entity: TrackedEntity, event: EntityEventLine) -> None:
+    def _apply_event(self, entity: TrackedEntity, event: EntityEventLine) -> None:
         """Change the tracked entity to the event's state, and drop it if it has ended.
 
         An illegal state is taken over as well, so that one mistake is reported once.
