@@ -86,9 +86,9 @@ class Mirrors:
 
     def for_project(self, project: Repository) -> Mirror:
         """Return the mirror of a project. Another tenant, project or URL has another mirror."""
-        digest = blake2b(f"{project.tenant}\n{project.name}\n{project.url}".encode(), digest_size=16).hexdigest()
-        lock = self._locks.setdefault(digest, asyncio.Lock())
-        return Mirror(self, project, self.folder / f"{digest}.git", lock)
+        mirror_id = blake2b(f"{project.tenant}\n{project.name}\n{project.url}".encode(), digest_size=16).hexdigest()
+        lock = self._locks.setdefault(mirror_id, asyncio.Lock())
+        return Mirror(self, project, self.folder / f"{mirror_id}.git", lock)
 
     @asynccontextmanager
     async def open_remote(self, project: Repository) -> AsyncIterator[GitRemote]:

@@ -60,8 +60,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         if required_scope == ANY_KEY or required_scope in self.scopes:
             return
         if required_scope != OPERATOR:
-            scope_names = ", ".join(sorted(self.scopes)) or "none"
-            raise Refused("missing_scope", f"this needs the scope {required_scope!r}; the key has {scope_names}")
+            listed_scopes = ", ".join(sorted(self.scopes)) or "none"
+            raise Refused("missing_scope", f"this needs the scope {required_scope!r}; the key has {listed_scopes}")
         if not self.is_operator:
             raise Refused("missing_scope", "only the operator of the server may do this; no API key is enough")
 

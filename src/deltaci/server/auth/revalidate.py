@@ -23,7 +23,7 @@ class Revalidation:
     async def is_revoked(self) -> bool:
         """Return whether the caller may no longer use the route, or now belongs to another tenant.
 
-        Return False without authenticating unless a check is due.
+        Return False without authenticating unless a check is due. A successful check sets `next_check_at` again.
         """
         if self._clock() < self.next_check_at:
             return False

@@ -81,8 +81,8 @@ def resolve_inputs(rules: Mapping[str, InputRule], inputs: Mapping[str, str]) ->
     """Return the value of every input of a template. Raise Refused for an unknown, missing or invalid input."""
     unknown = sorted(set(inputs) - set(rules))
     if unknown:
-        names = ", ".join(sorted(rules)) or "none"
-        raise Refused("bad_request", f"the template has no input {unknown[0]!r}; it has {names}")
+        listed_names = ", ".join(sorted(rules)) or "none"
+        raise Refused("bad_request", f"the template has no input {unknown[0]!r}; it has {listed_names}")
     values: dict[str, str] = {}
     for name, rule in rules.items():
         if name not in inputs and rule.required:

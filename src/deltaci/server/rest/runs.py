@@ -96,9 +96,9 @@ async def rerun_run(call: Call) -> JsonResponse:
 
 async def _start(call: Call, request: IdempotentRequest, record: Run, specs: tuple[JobSpec, ...]) -> JsonResponse:
     await call.app.tenants.check_queue(record.tenant)
-    digest = plan_hash(specs, is_fail_fast=record.is_fail_fast, timeout_seconds=record.timeout_seconds)
+    hash_of_plan = plan_hash(specs, is_fail_fast=record.is_fail_fast, timeout_seconds=record.timeout_seconds)
     command = StartRun(
-        id=record.id, actor=call.actor, record=record, jobs=specs, plan_hash=digest, has_random_id=not request.key
+        id=record.id, actor=call.actor, record=record, jobs=specs, plan_hash=hash_of_plan, has_random_id=not request.key
     )
     return await _create(call, request, command)
 

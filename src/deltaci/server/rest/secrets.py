@@ -53,10 +53,10 @@ async def remove_secret(call: Call) -> api.Secret:
 
 
 def _position(secret: SecretMetadata) -> str:
-    """Return the sort key of a secret: short enough for a cursor, and unique because of the digest."""
+    """Return the sort key of a secret: short enough for a cursor, and unique because of the digest of the scope."""
     scope = secret.scope
-    digest = blake2b(f"{scope.project}\0{scope.branch}".encode(), digest_size=8).hexdigest()
-    return f"{secret.name} {scope.project[:PREFIX_CHARS]}\0{scope.branch[:PREFIX_CHARS]}\0{digest}"
+    scope_digest = blake2b(f"{scope.project}\0{scope.branch}".encode(), digest_size=8).hexdigest()
+    return f"{secret.name} {scope.project[:PREFIX_CHARS]}\0{scope.branch[:PREFIX_CHARS]}\0{scope_digest}"
 
 
 def serialize_secret(secret: SecretMetadata) -> api.Secret:

@@ -116,13 +116,13 @@ def _decode_offset(cursor: str) -> int:
 
 def _last_with_tests(attempts: Sequence[Attempt]) -> Attempt | None:
     """Return the last attempt with a report of tests. A later attempt may have lost its lease before it reported."""
-    return next((attempt for attempt in reversed(attempts) if _test_summary(attempt)), None)
+    return next((attempt for attempt in reversed(attempts) if _test_totals(attempt)), None)
 
 
-def _test_summary(attempt: Attempt) -> dict[str, Any]:
+def _test_totals(attempt: Attempt) -> dict[str, Any]:
     """Return the totals and the first failures in the report of an attempt, empty if it has no tests."""
-    summary = attempt.report.get("tests") if isinstance(attempt.report, dict) else None
-    return summary if isinstance(summary, dict) else {}
+    test_totals = attempt.report.get("tests") if isinstance(attempt.report, dict) else None
+    return test_totals if isinstance(test_totals, dict) else {}
 
 
 async def _read_reports(
@@ -148,18 +148,18 @@ async def _read_reports(
 
 
 def _job_totals(job: str, attempt: Attempt, reported: ParsedReports) -> ReportedTests:
-    summary = _test_summary(attempt)
-    total = summary.get("total", 0)
+    test_totals = _test_totals(attempt)
+    total = test_totals.get("total", 0)
     return ReportedTests(
         job=job,
         attempt=attempt.index,
         total=total,
-        passed=summary.get("passed", 0),
-        failed=summary.get("failed", 0),
-        errors=summary.get("errors", 0),
-        skipped=summary.get("skipped", 0),
-        flaky=summary.get("flaky", 0),
-        seconds=summary.get("seconds", 0.0),
+        passed=test_totals.get("passed", 0),
+        failed=test_totals.get("failed", 0),
+        errors=test_totals.get("errors", 0),
+        skipped=test_totals.get("skipped", 0),
+        flaky=test_totals.get("flaky", 0),
+        seconds=test_totals.get("seconds", 0.0),
         is_whole=not reported.problems and len(reported.cases) == total,
         problems=list(reported.problems),
     )
@@ -175,7 +175,7 @@ def _recorded_failures(attempt: Attempt) -> list[TestCase]:
             seconds=0.0,
             message=failure.get("message", ""),
         )
-        for failure in _test_summary(attempt).get("failures", ())
+        for failure in _test_totals(attempt).get("failures", ())
     ]
 
 
@@ -227,7 +227,7 @@ async def _past_attempts(call: Call, runs: Sequence[Run], names: Sequence[str]) 
 
 
 def _earlier_outcome(attempt: Attempt | None, name: str) -> EarlierOutcome:
-    if attempt is None or not _test_summary(attempt):
+    if attempt is None or not _test_totals(attempt):
         return "unknown"
     failed, is_complete = flaky.failed_tests(attempt.report)
     return "failed" if name in failed else "not_failed" if is_complete else "unknown"

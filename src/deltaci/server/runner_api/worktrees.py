@@ -196,13 +196,13 @@ def _open_hashed(path: Path) -> tuple[BinaryIO, BlobStat]:
     """Open a file and return it with its size and hash. It stays readable if it is deleted meanwhile."""
     file = path.open("rb")
     try:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        bundle_digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = file.tell()
         file.seek(0)
     except BaseException:
         file.close()
         raise
-    return file, BlobStat(size, digest)
+    return file, BlobStat(size, bundle_digest)
 
 
 def _prune(folder: Path, keep: Path) -> None:

@@ -222,11 +222,11 @@ class S3BlobStore:
 
     def _sha256(self, key: str) -> str:
         """Return the SHA-256 of a blob that has none in its metadata, because another program wrote it."""
-        digest, offset = hashlib.sha256(), 0
+        blob_hash, offset = hashlib.sha256(), 0
         while chunk := self.get(key, offset, PART_BYTES):
-            digest.update(chunk)
+            blob_hash.update(chunk)
             offset += len(chunk)
-        return digest.hexdigest()
+        return blob_hash.hexdigest()
 
     @staticmethod
     def _checked(make_request: Callable[[], T]) -> T:
@@ -246,14 +246,14 @@ class S3BlobStore:
                 file = source
             else:
                 file = cast(BinaryIO, stack.enter_context(tempfile.SpooledTemporaryFile(PART_BYTES)))
-            digest, size = hashlib.sha256(), 0
+            blob_hash, size = hashlib.sha256(), 0
             for chunk in read_chunks(source, self._max_bytes):
-                digest.update(chunk)
+                blob_hash.update(chunk)
                 size += len(chunk)
                 if file is not source:
                     file.write(chunk)
             file.seek(0)
-            yield file, BlobStat(size, digest.hexdigest())
+            yield file, BlobStat(size, blob_hash.hexdigest())
 
 
 def _valid_offset(text: str) -> str:

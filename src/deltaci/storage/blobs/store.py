@@ -214,21 +214,21 @@ class FolderBlobStore:
         """
         self._unfinished.mkdir(parents=True, exist_ok=True)
         path = self._unfinished / secrets.token_hex(16)
-        digest, size = hashlib.sha256(), 0
+        blob_hash, size = hashlib.sha256(), 0
         try:
             with path.open("xb") as file:
                 for chunk in read_chunks(source, self._max_bytes):
                     check_free_space(self._unfinished, len(chunk))
-                    digest.update(chunk)
+                    blob_hash.update(chunk)
                     size += len(chunk)
                     file.write(chunk)
-                file.write(digest.digest())
+                file.write(blob_hash.digest())
                 file.flush()
                 os.fsync(file.fileno())
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        return path, BlobStat(size, digest.hexdigest())
+        return path, BlobStat(size, blob_hash.hexdigest())
 
     def _publish(self, path: Path, publish: Callable[[], None]) -> None:
         """Call `publish`, which gives a file its final path, and sync the folder.

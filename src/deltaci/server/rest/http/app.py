@@ -235,10 +235,10 @@ def _find_route(request: Request) -> tuple[Route, list[str]]:
     if not matches:
         raise Refused("not_found", f"there is no path {request.path[:MAX_QUOTED_CHARS]!r}; see /openapi.json")
     if request.method not in matches:
-        methods = " or ".join(matches)
+        listed_methods = " or ".join(matches)
         raise Refused(
             "wrong_method",
-            f"{request.path[:MAX_QUOTED_CHARS]!r} takes {methods}, not {request.method[:MAX_QUOTED_CHARS]}",
+            f"{request.path[:MAX_QUOTED_CHARS]!r} takes {listed_methods}, not {request.method[:MAX_QUOTED_CHARS]}",
         )
     return matches[request.method]
 

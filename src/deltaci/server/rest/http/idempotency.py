@@ -81,7 +81,7 @@ def _idempotency_key(call: Call) -> str:
 
 
 def _digest(*parts: bytes) -> str:
-    digest = blake2b(digest_size=ID_BYTES)
+    combined_hash = blake2b(digest_size=ID_BYTES)
     for part in parts:
-        digest.update(len(part).to_bytes(4, "big") + part)
-    return digest.hexdigest()
+        combined_hash.update(len(part).to_bytes(4, "big") + part)
+    return combined_hash.hexdigest()
