@@ -227,7 +227,7 @@ class AsyncQueue:
         # request_id are decided together in one transaction; all others are written in as many as they need.
         if len(creations) > 1 and any(creation.request_id and not creation.or_existing for creation in creations):
             return await self._create_together(creations)
-        return [QueueJob(record) for record in await self._apply_all(creations)]
+        return [QueueJob(record) for record in await self._apply_commands(creations)]
 
     async def _create_together(self, creations: Sequence[NewRecord]) -> list[QueueJob]:
         decision = await self._engine.do(CreateRecords(id=creations[0].id, records=tuple(creations)))
@@ -376,21 +376,21 @@ class AsyncQueue:
 
     async def stall(self, id: str, **options: Any) -> QueueJob:
         """Revoke the lease of a job, because its worker is no longer trusted. The job can be requeued."""
-        return await self._apply(attempt.Stall(id=await self._check_tenant(id), **check_options(options)))
+        return await self._apply_command(attempt.Stall(id=await self._check_tenant(id), **check_options(options)))
 
     async def requeue_stalled(self, id: str, **options: Any) -> QueueJob:
         """Make a stalled job claimable again."""
-        return await self._apply(attempt.Requeue(id=await self._check_tenant(id), **check_options(options)))
+        return await self._apply_command(attempt.Requeue(id=await self._check_tenant(id), **check_options(options)))
 
     async def hand_back(self, id: str, **options: Any) -> QueueJob:
         """Return a claimed job to the queue, because its worker leaves. This does not count as a lost lease."""
         stall = attempt.Stall(id=await self._check_tenant(id), reason=attempt.HANDED_BACK, **check_options(options))
-        return await self._apply(stall)
+        return await self._apply_command(stall)
 
     async def cancel(self, id: str, reason: str = "CANCELED", **options: Any) -> QueueJob:
         """Cancel the job at once if it has no lease, else at its worker's next message or at the cancel deadline."""
         check_text("reason", reason)
-        return await self._apply(
+        return await self._apply_command(
             attempt.Cancel(id=await self._check_tenant(id), reason=reason, **check_options(options))
         )
 
@@ -431,7 +431,7 @@ class AsyncQueue:
             **check_options(options),
             **fields,
         )
-        return await self._apply(command)
+        return await self._apply_command(command)
 
     async def _worker_actor_of(self, id: str, options: dict[str, Any]) -> str:
         """Return the actor of a message about an attempt: the worker named in the options.
@@ -446,7 +446,7 @@ class AsyncQueue:
         lease = (record.lease or record.ended_lease) if isinstance(record, Attempt) else None
         return worker_actor(lease.worker_id if lease else "unknown")
 
-    async def _apply(self, command: Command) -> QueueJob:
+    async def _apply_command(self, command: Command) -> QueueJob:
         decision = await self._engine.do(command)
         assert isinstance(decision.record, Attempt)
         canceled = _cancellation(command, decision.record)
@@ -454,7 +454,7 @@ class AsyncQueue:
             raise canceled
         return QueueJob(decision.record)
 
-    async def _apply_all(self, commands: Sequence[Command]) -> list[Attempt]:
+    async def _apply_commands(self, commands: Sequence[Command]) -> list[Attempt]:
         attempts: list[Attempt] = []
         for decision in await self._engine.do_all(commands):
             if isinstance(decision, Refused):

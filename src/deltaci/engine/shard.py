@@ -201,7 +201,7 @@ class Shard:
         invariant_failure_count = 0
         for _ in range(MAX_CONFLICTS):
             try:
-                return await self._store.transact(lambda: self._process(requests))
+                return await self._store.transact(lambda: self._process_batch(requests))
             except Conflict:
                 self._clear_cache()
             except InvariantBroken:
@@ -220,7 +220,7 @@ class Shard:
         self._unit_of_work, self._stored_columns, self._absent_ids = UnitOfWork(), {}, []
         self._unit_of_work.latest_at = latest_at
 
-    def _process(self, requests: Sequence[Request]) -> Transaction[list[Response]]:
+    def _process_batch(self, requests: Sequence[Request]) -> Transaction[list[Response]]:
         if len(self._stored_columns) > MAX_CACHED:
             self._clear_cache()
         self._loaded_ids.clear()

@@ -97,7 +97,7 @@ class Fleet:
             )
             for record in page.records:
                 if isinstance(record, Worker):
-                    self._update(record)
+                    self._cache_record(record)
             position = page.next
             if position is None:
                 return
@@ -130,7 +130,7 @@ class Fleet:
             stale_ids = list(self._stale_ids)[:PAGE_SIZE]
             for record in await self._store.find_all(stale_ids):
                 if isinstance(record, Worker):
-                    self._update(record)
+                    self._cache_record(record)
             for id in stale_ids:
                 self._stale_ids.pop(id, None)
         self._has_stale.clear()
@@ -144,7 +144,7 @@ class Fleet:
                 LOGGER.warning("cannot read changed workers: %s; retrying", error)
                 await asyncio.sleep(RETRY_SECONDS)
 
-    def _update(self, record: Worker) -> None:
+    def _cache_record(self, record: Worker) -> None:
         """Cache a record unless the cached one is newer, and wake requests that wait for a change of it."""
         key = (record.tenant, worker_name(record.id))
         cached_record = self._workers.get(key)
@@ -175,7 +175,7 @@ class Fleet:
         if record is None and id not in self._ids_without_record:
             stored_record = await self._store.find(id)
             if isinstance(stored_record, Worker):
-                self._update(stored_record)
+                self._cache_record(stored_record)
                 return self._cached(tenant, id)  # A newer version may have been cached meanwhile.
             if len(self._ids_without_record) >= MAX_CACHED:
                 self._ids_without_record.clear()
@@ -329,7 +329,7 @@ class Fleet:
             if result.events:
                 LOGGER.info("worker %s: %s", command.id, type(command).__name__)
             if isinstance(result.record, Worker):
-                self._update(result.record)
+                self._cache_record(result.record)
 
     async def _check_forever(self) -> None:
         while True:

@@ -78,20 +78,22 @@ class CommandClient:
         response, was_applied = await self._send_command(command, random, is_first=True)
         is_accepted = not isinstance(response, Refused)
         if is_accepted:
-            self._check(
+            self._run_check(
                 self._acknowledgements.check_accepted, action, command.id, command.request_id, command.expected_rev
             )
         elif was_applied:
-            self._check(self._acknowledgements.reject_refused_repetition, action, command.id, command.request_id)
+            self._run_check(self._acknowledgements.reject_refused_repetition, action, command.id, command.request_id)
         if self.happens("repeat", random):
             await asyncio.sleep(random.choice((0.0, 30.0)) * random.random())
             response, was_applied = await self._send_command(command, random)
             if isinstance(response, Refused) and was_applied:
-                self._check(self._acknowledgements.reject_refused_repetition, action, command.id, command.request_id)
+                self._run_check(
+                    self._acknowledgements.reject_refused_repetition, action, command.id, command.request_id
+                )
         if conflicting_command is not None and self.happens("reuse", random):
             response, was_applied = await self._send_command(conflicting_command, random)
             if not isinstance(response, Refused) and was_applied:
-                self._check(self._acknowledgements.reject_reused_id, action, command.id, command.request_id)
+                self._run_check(self._acknowledgements.reject_reused_id, action, command.id, command.request_id)
         return is_accepted
 
     async def _send_command(self, command: Command, random: Random, *, is_first: bool = False) -> tuple[Any, bool]:
@@ -166,19 +168,19 @@ class CommandClient:
 
     def check_claim(self, attempt_id: str, worker_id: str, other_workers: Mapping[str, frozenset[str]]) -> None:
         """Report a violation if the worker got an attempt that it had lost, while one of the others could take it."""
-        self._check(self._acknowledgements.check_claim, attempt_id, worker_id, other_workers)
+        self._run_check(self._acknowledgements.check_claim, attempt_id, worker_id, other_workers)
 
     def check_denied_claim(
         self, attempt_id: str, worker_id: str, other_workers: Mapping[str, frozenset[str]], now: int
     ) -> None:
         """Report a violation if a free worker was refused an attempt that no other worker could take."""
-        self._check(self._acknowledgements.check_denied_claim, attempt_id, worker_id, other_workers, now)
+        self._run_check(self._acknowledgements.check_denied_claim, attempt_id, worker_id, other_workers, now)
 
     def wall_time(self) -> int:
         """Return the simulated wall-clock time in microseconds since the epoch."""
         return int(self._signer.now() * SECOND)
 
-    def _check(self, check: Callable[..., None], *args: Any) -> None:
+    def _run_check(self, check: Callable[..., None], *args: Any) -> None:
         """Run a check, and report the violation that it raises."""
         try:
             check(*args)

@@ -116,8 +116,10 @@ def describe(scenario: Scenario, log: Sequence[Event]) -> list[str]:
     timeline = [(fault.at, f"{fault.kind} ({fault.target}, {fault.seconds:.1f} s)") for fault in scenario.faults]
     timeline += [(action.at, f"user action: {action.kind} {action.number}") for action in scenario.actions]
     lines += [f"  {_format_time(at)}  {text}" for at, text in sorted(timeline)]
-    behaviours = ", ".join(f"{name} {rate:.2f}" for name, rate in scenario.probabilities.items() if rate)
-    lines.append(f"  behaviours: {behaviours or 'none'}")
+    listed_behaviours = ", ".join(
+        f"{behaviour} {rate:.2f}" for behaviour, rate in scenario.probabilities.items() if rate
+    )
+    lines.append(f"  behaviours: {listed_behaviours or 'none'}")
     lines.append("the last events:")
     for event in log[-LAST_EVENTS:]:
         transition = f"{event.from_ or '(created)'} → {event.to}"
