@@ -34,15 +34,15 @@ INPUT_TYPES: Final = ("string", "number", "boolean", "choice", "environment")
 
 def convert_events(key: Node, on: Node, converter: Converter) -> Node:
     """Convert `on` to that of a pipeline. Report unsupported events, and warn if no event starts the workflow."""
-    converted_entries: dict[str, Node | None] = {}
+    nodes_by_key: dict[str, Node | None] = {}
     for name, value in _event_entries(key, on, converter):
         event = name.raw
         if event == "workflow_dispatch":
-            converted_entries["manual"] = _convert_manual_start(name, value, converter)
+            nodes_by_key["manual"] = _convert_manual_start(name, value, converter)
         elif event == "schedule":
-            converted_entries["schedule"] = _convert_schedules(name, value, converter)
+            nodes_by_key["schedule"] = _convert_schedules(name, value, converter)
         elif event in ("push", "pull_request"):
-            converted_entries[event] = _convert_filters(name, value, event, converter)
+            nodes_by_key[event] = _convert_filters(name, value, event, converter)
         elif event == UNSAFE_EVENT:
             converter.warn(name.position, f"{quote(event)} does not start this workflow here", UNSAFE_EVENT_REASON)
         elif event in IGNORED_EVENTS:
@@ -58,9 +58,9 @@ def convert_events(key: Node, on: Node, converter: Converter) -> Node:
                 "" if nearest_word else f"expected {', '.join(SUPPORTED_EVENTS)} …",
                 nearest_word,
             )
-    if not any(converted_entries.values()):
+    if not any(nodes_by_key.values()):
         converter.warn(key.position, "no event starts this workflow here", "it can only be started by name")
-    return object_node(on.position, converted_entries)
+    return object_node(on.position, nodes_by_key)
 
 
 def _event_entries(key: Node, on: Node, converter: Converter) -> list[tuple[Node, Node]]:
@@ -86,11 +86,11 @@ def _convert_filters(key: Node, value: Node, event: str, converter: Converter) -
     if value.kind == NULL:
         return Node(OBJECT, key.position, [])
     entries = read_entries(value, f"'{event}'", converter)
-    converted_entries: dict[str, Node | None] = {}
+    nodes_by_key: dict[str, Node | None] = {}
     for filter_name, (filter_key, patterns) in entries.items():
         if filter_name == "types":
-            converted_entries[filter_name] = _convert_types(patterns, converter)
-            if converted_entries[filter_name] is None:
+            nodes_by_key[filter_name] = _convert_types(patterns, converter)
+            if nodes_by_key[filter_name] is None:
                 return None
             continue
         if filter_name.removesuffix("-ignore") + "-ignore" in entries and not filter_name.endswith("-ignore"):
@@ -101,8 +101,8 @@ def _convert_filters(key: Node, value: Node, event: str, converter: Converter) -
             )
         pattern_lines = [converter.convert_line(pattern, "run-name", filter_name) for pattern in items(patterns)]
         non_empty = [pattern_line for pattern_line in pattern_lines if pattern_line is not None and pattern_line.value]
-        converted_entries[filter_name] = list_node(patterns.position, non_empty) if non_empty else None
-    return object_node(value.position, converted_entries)
+        nodes_by_key[filter_name] = list_node(patterns.position, non_empty) if non_empty else None
+    return object_node(value.position, nodes_by_key)
 
 
 def _convert_types(node: Node, converter: Converter) -> Node | None:
@@ -181,11 +181,9 @@ def _convert_manual_start(key: Node, value: Node, converter: Converter) -> Node:
 
 def _convert_input(name: Node, value: Node, converter: Converter) -> Node:
     entries = {} if value.kind == NULL else read_entries(value, "an input", converter)
-    converted_entries: dict[str, Node | None] = {}
+    nodes_by_key: dict[str, Node | None] = {}
     if "description" in entries:
-        converted_entries["description"] = converter.convert_line(
-            entries["description"].value, "run-name", "description"
-        )
+        nodes_by_key["description"] = converter.convert_line(entries["description"].value, "run-name", "description")
     type_node = entries["type"].value if "type" in entries else text_node(name.position, "string")
     if type_node.raw not in INPUT_TYPES:
         nearest_word = nearest(type_node.raw, INPUT_TYPES)
@@ -195,20 +193,20 @@ def _convert_input(name: Node, value: Node, converter: Converter) -> Node:
     elif type_node.raw == "environment":
         converter.warn(type_node.position, "'environment' is a text here", "there are no environments here")
     else:
-        converted_entries["type"] = text_node(type_node.position, type_node.raw)
+        nodes_by_key["type"] = text_node(type_node.position, type_node.raw)
     if "required" in entries:
-        converted_entries["required"] = converter.convert_boolean(entries["required"].value, "run-name", "required")
+        nodes_by_key["required"] = converter.convert_boolean(entries["required"].value, "run-name", "required")
     if "default" in entries:
         default = entries["default"].value
         has_typed_default = type_node.raw in ("boolean", "number")
-        converted_entries["default"] = (converter.convert_scalar if has_typed_default else converter.convert_text)(
+        nodes_by_key["default"] = (converter.convert_scalar if has_typed_default else converter.convert_text)(
             default, "run-name", "default"
         )
         if type_node.raw == "boolean":
-            converted_entries["default"] = converter.convert_boolean(default, "run-name", "default")
+            nodes_by_key["default"] = converter.convert_boolean(default, "run-name", "default")
     if "options" in entries and type_node.raw == "choice":
         options = entries["options"].value
-        converted_entries["options"] = list_node(
+        nodes_by_key["options"] = list_node(
             options.position,
             [text for option in items(options) if (text := converter.convert_text(option, "run-name"))],
         )
@@ -216,4 +214,4 @@ def _convert_input(name: Node, value: Node, converter: Converter) -> Node:
         converter.report_unsupported(
             name.position, f"the input {quote(name.raw)}, a choice without 'options'", "expected a list"
         )
-    return object_node(value.position, converted_entries)
+    return object_node(value.position, nodes_by_key)

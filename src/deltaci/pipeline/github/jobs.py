@@ -26,20 +26,20 @@ def convert_job(key: Node, node: Node, defaults: Entries, converter: Converter, 
     `defaults` are the entries of the workflow's `defaults.run`, `actions` the composite actions of the repository.
     """
     entries = read_entries(node, "a job", converter)
-    converted_keys: dict[str, Node | None] = {}
+    nodes_by_key: dict[str, Node | None] = {}
     calls_workflow = node.kind == OBJECT and any(name.raw == "uses" for name, _ in node.value)
     if "name" in entries:
-        converted_keys["name"] = _convert_job_name(entries["name"].value, converter)
+        nodes_by_key["name"] = _convert_job_name(entries["name"].value, converter)
     if "needs" in entries:
-        converted_keys["needs"] = convert_needs(entries["needs"].value, converter)
+        nodes_by_key["needs"] = convert_needs(entries["needs"].value, converter)
     if "if" in entries:
-        converted_keys["if"] = converter.convert_condition(entries["if"].value, "jobs.if")
+        nodes_by_key["if"] = converter.convert_condition(entries["if"].value, "jobs.if")
     strategy = convert_strategy(entries["strategy"].value, converter) if "strategy" in entries else Strategy(None, [{}])
-    converted_keys["strategy"] = strategy.node
+    nodes_by_key["strategy"] = strategy.node
     runs_on = RunsOn()
     if "runs-on" in entries:
         runs_on = convert_runs_on(entries["runs-on"].value, strategy.combinations, strategy.unknown_axes, converter)
-        converted_keys["runs-on"] = label_list(entries["runs-on"].value, runs_on)
+        nodes_by_key["runs-on"] = label_list(entries["runs-on"].value, runs_on)
     elif not calls_workflow and node.kind == OBJECT:
         converter.report_unsupported(
             key.position, f"the job {quote(key.raw)} without 'runs-on'", "expected it, e.g. ubuntu-latest"
@@ -47,22 +47,22 @@ def convert_job(key: Node, node: Node, defaults: Entries, converter: Converter, 
     job_container = (
         convert_container(entries["container"].value, converter) if "container" in entries else JobContainer(None, None)
     )
-    converted_keys["image"] = job_container.image
+    nodes_by_key["image"] = job_container.image
     if "services" in entries:
-        converted_keys["services"] = convert_services(entries["services"].value, converter)
-    converted_keys["env"] = _convert_job_env(entries, job_container, converter)
-    converted_keys["defaults"] = _convert_run_defaults(key, entries, defaults, runs_on, job_container, converter)
-    _convert_settings(key, entries, converted_keys, converter)
+        nodes_by_key["services"] = convert_services(entries["services"].value, converter)
+    nodes_by_key["env"] = _convert_job_env(entries, job_container, converter)
+    nodes_by_key["defaults"] = _convert_run_defaults(key, entries, defaults, runs_on, job_container, converter)
+    _convert_settings(key, entries, nodes_by_key, converter)
     if "steps" in entries:
-        has_working_directory = has_key(child(converted_keys["defaults"], "run"), "working-directory")
-        converted_keys["steps"] = convert_steps(
+        has_working_directory = has_key(child(nodes_by_key["defaults"], "run"), "working-directory")
+        nodes_by_key["steps"] = convert_steps(
             *entries["steps"], converter, actions, has_working_directory=has_working_directory
         )
     elif not calls_workflow and node.kind == OBJECT:
         converter.report_unsupported(key.position, f"the job {quote(key.raw)} without 'steps'", "expected steps")
-    converted_keys["checkout"] = Node(BOOL, key.position, False, "false")
-    converted_keys["network"] = Node(BOOL, key.position, True, "true")
-    return object_node(node.position, converted_keys)
+    nodes_by_key["checkout"] = Node(BOOL, key.position, False, "false")
+    nodes_by_key["network"] = Node(BOOL, key.position, True, "true")
+    return object_node(node.position, nodes_by_key)
 
 
 def _convert_job_name(node: Node, converter: Converter) -> Node | None:
@@ -102,14 +102,14 @@ def convert_concurrency(node: Node, availability_key: str, converter: Converter)
     if "group" not in entries:
         converter.report_unsupported(node.position, "'concurrency' without 'group'", "expected the group's name")
         return None
-    converted_keys: dict[str, Node | None] = {
+    nodes_by_key: dict[str, Node | None] = {
         "group": converter.convert_text(entries["group"].value, availability_key, "group")
     }
     if "cancel-in-progress" in entries:
-        converted_keys["cancel-in-progress"] = converter.convert_boolean(
+        nodes_by_key["cancel-in-progress"] = converter.convert_boolean(
             entries["cancel-in-progress"].value, availability_key, "cancel-in-progress"
         )
-    return object_node(node.position, converted_keys)
+    return object_node(node.position, nodes_by_key)
 
 
 def read_run_defaults(node: Node, converter: Converter) -> Entries:
@@ -144,48 +144,44 @@ def _convert_run_defaults(
         **workflow_defaults,
         **(read_run_defaults(entries["defaults"].value, converter) if "defaults" in entries else {}),
     }
-    converted_entries: dict[str, Node | None] = {}
+    nodes_by_key: dict[str, Node | None] = {}
     if "shell" in run_entries:
-        converted_entries["shell"] = convert_shell(run_entries["shell"].value, converter, "jobs.defaults")
+        nodes_by_key["shell"] = convert_shell(run_entries["shell"].value, converter, "jobs.defaults")
     elif job_container.image is not None and (condition := as_condition(job_container.image)):
-        converted_entries["shell"] = text_node(
+        nodes_by_key["shell"] = text_node(
             key.position, f"${{{{ {condition} && '{CONTAINER_SHELL}' || '{DEFAULT_SHELL}' }}}}"
         )
     elif job_container.image is not None:
-        converted_entries["shell"] = text_node(key.position, CONTAINER_SHELL)
+        nodes_by_key["shell"] = text_node(key.position, CONTAINER_SHELL)
     elif runs_on.windows_if:
-        converted_entries["shell"] = text_node(
+        nodes_by_key["shell"] = text_node(
             key.position, f"${{{{ {runs_on.windows_if} && '{WINDOWS_DEFAULT_SHELL}' || '{DEFAULT_SHELL}' }}}}"
         )
     else:
-        converted_entries["shell"] = text_node(
-            key.position, WINDOWS_DEFAULT_SHELL if runs_on.is_windows else DEFAULT_SHELL
-        )
+        nodes_by_key["shell"] = text_node(key.position, WINDOWS_DEFAULT_SHELL if runs_on.is_windows else DEFAULT_SHELL)
     if "working-directory" in run_entries:
-        converted_entries["working-directory"] = converter.convert_text(
+        nodes_by_key["working-directory"] = converter.convert_text(
             run_entries["working-directory"].value, "jobs.defaults", "working-directory"
         )
-    return object_node(key.position, {"run": object_node(key.position, converted_entries)})
+    return object_node(key.position, {"run": object_node(key.position, nodes_by_key)})
 
 
-def _convert_settings(
-    key: Node, entries: Entries, converted_keys: dict[str, Node | None], converter: Converter
-) -> None:
+def _convert_settings(key: Node, entries: Entries, nodes_by_key: dict[str, Node | None], converter: Converter) -> None:
     """Add the timeout, `continue-on-error`, concurrency and outputs of a job to its converted keys."""
-    converted_keys["timeout-minutes"] = Node(NUMBER, key.position, JOB_TIMEOUT_MINUTES, str(JOB_TIMEOUT_MINUTES))
+    nodes_by_key["timeout-minutes"] = Node(NUMBER, key.position, JOB_TIMEOUT_MINUTES, str(JOB_TIMEOUT_MINUTES))
     if "timeout-minutes" in entries:
-        converted_keys["timeout-minutes"] = converter.convert_number(
+        nodes_by_key["timeout-minutes"] = converter.convert_number(
             entries["timeout-minutes"].value, "jobs.timeout-minutes", "timeout-minutes"
         )
     if "continue-on-error" in entries:
         allow_failure = converter.convert_boolean(
             entries["continue-on-error"].value, "jobs.continue-on-error", "continue-on-error"
         )
-        converted_keys["allow_failure"] = allow_failure
+        nodes_by_key["allow_failure"] = allow_failure
     if "concurrency" in entries:
-        converted_keys["concurrency"] = convert_concurrency(entries["concurrency"].value, "jobs.concurrency", converter)
+        nodes_by_key["concurrency"] = convert_concurrency(entries["concurrency"].value, "jobs.concurrency", converter)
     if "outputs" in entries:
-        converted_keys["outputs"] = _convert_outputs(entries["outputs"].value, converter)
+        nodes_by_key["outputs"] = _convert_outputs(entries["outputs"].value, converter)
 
 
 def _convert_outputs(node: Node, converter: Converter) -> Node | None:
