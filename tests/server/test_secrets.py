@@ -96,9 +96,9 @@ async def test_an_unknown_secret_is_named_in_the_error(site: OpenSite) -> None:
     async with site() as here:
         here.sealed.set(TENANT, "A", VALUE)
         here.sealed.set("other", "B", VALUE)
-        held = await held_lease(here, secrets=["A", "B"])
+        lease = await held_lease(here, secrets=["A", "B"])
 
-        reply = await here.refused(lambda: secrets(held))
+        reply = await here.refused(lambda: secrets(lease))
 
         assert (reply.status, reply.code) == (409, "no_secret")
         assert "no secret 'B' for this job" in reply.message
@@ -110,9 +110,9 @@ async def test_an_untrusted_run_gets_no_secret(site: OpenSite) -> None:
     """Whatever its job spec names: anybody may have written it."""
     async with site() as here:
         here.sealed.set(TENANT, "A", VALUE)
-        held = await held_lease(here, secrets=["A"], cache_scope="fork")
+        lease = await held_lease(here, secrets=["A"], cache_scope="fork")
 
-        reply = await here.refused(lambda: secrets(held))
+        reply = await here.refused(lambda: secrets(lease))
 
         assert (reply.status, reply.code) == (403, "untrusted")
 

@@ -93,19 +93,19 @@ async def test_an_invalid_request_is_refused(site: OpenSite, fields: dict[str, A
 async def test_another_runners_lease_gives_no_cancel_request(site: OpenSite) -> None:
     """Neither does an unknown lease, or one that has ended."""
     async with site() as here:
-        held = await of_queue(here)
+        lease = await of_queue(here)
         other, stranger = await here.runner("w2"), await here.runner("w3", tenant="other")
         namesake = RegisteredRunner(here, "w1", here.signer.sign("run", "w1", "other", 900))
         here.secrets.add(namesake.credential)
-        await cancel(held)
-        forged = f"{held.id[:-8]}{'0' * 8}"
+        await cancel(lease)
+        forged = f"{lease.id[:-8]}{'0' * 8}"
 
-        assert await other.control(held.id) == []
-        assert await stranger.control(held.id) == []
-        assert await namesake.control(held.id) == []
-        assert await held.runner.control(forged, "nonsense", "q9.1.0123456789abcdef0123") == []
-        await held.send("CancelAck")
-        assert await held.runner.control(held.id) == []
+        assert await other.control(lease.id) == []
+        assert await stranger.control(lease.id) == []
+        assert await namesake.control(lease.id) == []
+        assert await lease.runner.control(forged, "nonsense", "q9.1.0123456789abcdef0123") == []
+        await lease.send("CancelAck")
+        assert await lease.runner.control(lease.id) == []
 
 
 # -- told
@@ -118,19 +118,19 @@ async def test_a_cancel_reaches_an_open_long_poll(site: OpenSite, make: Make, mo
     """It need not wait for a heartbeat, and the message has all that the runner needs."""
     async with site() as here:
         await here.listen()
-        held = await make(here)
-        await held.send("AckLease")
+        lease = await make(here)
+        await lease.send("AckLease")
         listeners = Listeners(monkeypatch)
-        asked = asyncio.create_task(held.runner.control(held.id, wait_seconds=60))
+        asked = asyncio.create_task(lease.runner.control(lease.id, wait_seconds=60))
         await listeners.all()
 
-        await cancel(held)
+        await cancel(lease)
         [message] = await asked
 
-        assert (message.lease_id, message.job_id) == (held.id, held.granted.job_id)
+        assert (message.lease_id, message.job_id) == (lease.id, lease.granted.job_id)
         assert (message.reason, message.deadline_seconds) == ("RUN_CANCELED", 30)
         assert abs(from_datetime(message.ts) - here.backend.now()) < 10 * SECOND
-        assert (await held.send("CancelAck")).body["accepted"] is True
+        assert (await lease.send("CancelAck")).body["accepted"] is True
 
 
 @pytest.mark.proves("PRO-Q13")
@@ -140,13 +140,13 @@ async def test_an_earlier_cancel_is_returned_at_once(site: OpenSite, make: Make)
     """Between two polls no poll is open; the next one must not wait for an event that has happened already."""
     async with site() as here:
         await here.listen()
-        held = await make(here)
-        await cancel(held)
+        lease = await make(here)
+        await cancel(lease)
         here.backend.after(10)
 
-        [message] = await held.runner.control(held.id, wait_seconds=60)
+        [message] = await lease.runner.control(lease.id, wait_seconds=60)
 
-        assert message.lease_id == held.id
+        assert message.lease_id == lease.id
         assert 15 <= message.deadline_seconds <= 20
 
 
@@ -161,15 +161,15 @@ async def test_no_other_runner_gets_the_cancel_request(site: OpenSite, monkeypat
             RegisteredRunner(here, "host", here.signer.sign("run", "host", "other", 900)),
         ]
         await here.server.enqueue("q1", spec=SPEC)
-        held = await host.take(runner_id="host/1")
+        lease = await host.take(runner_id="host/1")
         listeners = Listeners(monkeypatch)
         asked = [asyncio.create_task(each.control(wait_seconds=60)) for each in (host, *others)]
         mine = asyncio.create_task(host.control(runner_id="host/1", wait_seconds=60))
         await listeners.all(4)
 
-        await cancel(held)
+        await cancel(lease)
 
-        assert [each.lease_id for each in await mine] == [held.id]
+        assert [each.lease_id for each in await mine] == [lease.id]
         assert [await told(each) for each in asked] == [[], [], []]
         here.control.stop_waiting()
         assert await asyncio.gather(*asked) == [[], [], []]
@@ -198,11 +198,11 @@ async def test_a_long_poll_ends_with_the_server_or_at_its_timeout(site: OpenSite
     """Open long polls must not delay a stopping server."""
     async with site() as here:
         await here.listen()
-        held = await of_queue(here)
+        lease = await of_queue(here)
 
-        assert await held.runner.control(held.id, wait_seconds=0.01) == []
+        assert await lease.runner.control(lease.id, wait_seconds=0.01) == []
         here.control.stop_waiting()
-        assert await held.runner.control(held.id, wait_seconds=60) == []
+        assert await lease.runner.control(lease.id, wait_seconds=60) == []
 
 
 @on_loop
@@ -231,15 +231,15 @@ async def test_a_cancel_at_one_server_reaches_a_poll_at_another(
     """Any server can compute the lease ids that another one granted, so a load balancer may choose either."""
     async with open_site(backend, tmp_path / "1", caplog) as one, open_site(backend, tmp_path / "2", caplog) as two:
         await two.listen()
-        held = await of_queue(one)
-        there = RegisteredRunner(two, "w1", held.runner.credential)
+        lease = await of_queue(one)
+        there = RegisteredRunner(two, "w1", lease.runner.credential)
         listeners = Listeners(monkeypatch)
         asked = asyncio.create_task(there.control(wait_seconds=60))
         await listeners.all()
 
-        await cancel(held)
+        await cancel(lease)
 
-        assert [each.lease_id for each in await asked] == [held.id]
+        assert [each.lease_id for each in await asked] == [lease.id]
 
 
 # -- what leases are called
@@ -278,15 +278,15 @@ async def test_a_lease_created_with_another_key_gets_its_cancel_by_heartbeat(sit
 async def test_the_id_of_every_live_lease_can_be_computed(site: OpenSite) -> None:
     """Also that of an attempt's second lease, but none of an ended lease."""
     async with site() as here:
-        held = await of_queue(here)
-        assert LEASE_IDS.live_lease_id(await here.server.find("q1", Attempt)) == held.id
+        lease = await of_queue(here)
+        assert LEASE_IDS.live_lease_id(await here.server.find("q1", Attempt)) == lease.id
 
         here.backend.after(121)
         await here.server.tick()
         assert LEASE_IDS.live_lease_id(await here.server.find("q1", Attempt)) == ""
-        again = await held.runner.take()
+        again = await lease.runner.take()
 
-        assert again.id != held.id
+        assert again.id != lease.id
         assert LEASE_IDS.live_lease_id(await here.server.find("q1", Attempt)) == again.id
 
 
@@ -297,12 +297,12 @@ async def test_a_listener_gets_tenant_runner_and_message(site: OpenSite) -> None
         heard = asyncio.Queue[tuple[str, str, CancelRequested]]()
         here.control.subscribe(lambda *what: heard.put_nowait(what))
         await here.listen()
-        held = await of_queue(here)
+        lease = await of_queue(here)
 
-        await cancel(held)
+        await cancel(lease)
         tenant, runner_id, message = await heard.get()
 
-        assert (tenant, runner_id, message.lease_id) == ("acme", "w1", held.id)
+        assert (tenant, runner_id, message.lease_id) == ("acme", "w1", lease.id)
 
 
 class Shaky(Wrapped):

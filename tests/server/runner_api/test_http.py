@@ -110,21 +110,21 @@ async def test_what_is_not_json_is_refused(site: OpenSite, name: str, body: byte
 async def test_what_is_no_message_is_refused_with_its_place(site: OpenSite) -> None:
     """Whoever writes a runner learns from the answer alone what to change."""
     async with site() as here:
-        [held] = await leases(here, 1)
+        [granted] = await leases(here, 1)
         lease = {"type": "Lease", "runner_id": "w1"}
 
         for name, body, told in (
             ("register", {"token": "x", "os": "linux"}, "unknown field `os`"),
             ("lease", {**lease, "slots": 0}, "`$.slots`"),
             ("lease", {**lease, "speed": 9}, "unknown field `speed`"),
-            ("lease", held.message("Heartbeat"), "`$.type`"),
+            ("lease", granted.message("Heartbeat"), "`$.type`"),
             ("messages", lease, "`$.type`"),
-            ("messages", held.message("Heartbeat", ts="2026-01-04T08:00:00"), "`$.ts`"),
-            ("messages", held.message("Complete", artifacts=[{"type": "log"}]), "`$.artifacts[0]`"),
+            ("messages", granted.message("Heartbeat", ts="2026-01-04T08:00:00"), "`$.ts`"),
+            ("messages", granted.message("Complete", artifacts=[{"type": "log"}]), "`$.artifacts[0]`"),
             ("batch", lease, "Expected `array`"),
         ):
             said = json.dumps(body).encode()
-            reply = await here.refused(lambda asked=(name, said): held.runner.request("POST", *asked))  # type: ignore[misc]
+            reply = await here.refused(lambda asked=(name, said): granted.runner.request("POST", *asked))  # type: ignore[misc]
             assert (reply.status, reply.code) == (422, "bad_message")
             assert told in reply.message
 
@@ -158,29 +158,29 @@ async def test_a_request_that_breaks_off_is_refused(site: OpenSite) -> None:
 async def test_a_store_that_is_away_is_told_apart_from_a_mistake(site: OpenSite, monkeypatch: Any) -> None:
     """The runner must say the same again later, and not give up its job."""
     async with site() as here:
-        [held] = await leases(here, 1)
+        [granted] = await leases(here, 1)
 
         async def away(*_: Any) -> Any:
             raise Unavailable("the store is away")
 
         with monkeypatch.context() as patch:
             patch.setattr(here.server.engine, "do_all", away)
-            reply = await held.refused("Heartbeat")
+            reply = await granted.refused("Heartbeat")
 
         assert (reply.status, reply.code) == (503, "unavailable")
-        assert (await held.send("Heartbeat")).status == 200
+        assert (await granted.send("Heartbeat")).status == 200
 
 
 @on_loop
 async def test_a_record_that_cannot_be_read_is_not_the_runners_mistake(site: OpenSite) -> None:
     """Another version may be able to read it: the runner keeps its job and says the same again."""
     async with site() as here:
-        [held] = await leases(here, 1)
+        [granted] = await leases(here, 1)
         await write(here.server.store, put(broken("bad")))
-        held.id = "bad.1.0123456789abcdef"
+        granted.id = "bad.1.0123456789abcdef"
 
-        said = await held.refused("Heartbeat")
-        logged = await here.refused(lambda: held.log(0, b"x"))
+        said = await granted.refused("Heartbeat")
+        logged = await here.refused(lambda: granted.log(0, b"x"))
 
         assert [(reply.status, reply.code) for reply in (said, logged)] == [(503, "unreadable")] * 2
 
@@ -192,13 +192,13 @@ async def test_a_record_that_cannot_be_read_is_not_the_runners_mistake(site: Ope
 async def test_more_messages_than_fit_are_refused_together(site: OpenSite) -> None:
     """A batch is one transaction; it must not hold up everybody else's."""
     async with site() as here:
-        [held] = await leases(here, 1)
-        said = [held.message("Heartbeat")] * (wire.MAX_BATCH + 1)
+        [granted] = await leases(here, 1)
+        said = [granted.message("Heartbeat")] * (wire.MAX_BATCH + 1)
 
-        reply = await here.refused(lambda: batch(held.runner, *said))
+        reply = await here.refused(lambda: batch(granted.runner, *said))
 
         assert (reply.status, reply.code) == (413, "too_large")
-        assert (await batch(held.runner)).body == []
+        assert (await batch(granted.runner)).body == []
 
 
 @on_loop
@@ -245,10 +245,10 @@ async def test_each_message_of_a_batch_is_answered_in_its_place(site: OpenSite) 
 async def test_a_full_batch_is_taken(site: OpenSite) -> None:
     """As many messages as may come at once do fit."""
     async with site() as here:
-        held = await leases(here, 50)
-        said = [each.message("Heartbeat", progress={"message": "x" * 100}) for each in held] * (wire.MAX_BATCH // 50)
+        granted = await leases(here, 50)
+        said = [each.message("Heartbeat", progress={"message": "x" * 100}) for each in granted] * (wire.MAX_BATCH // 50)
 
-        reply = await batch(held[0].runner, *said)
+        reply = await batch(granted[0].runner, *said)
 
         assert {each["extend_lease"] for each in reply.body} == {True}
         assert len(reply.body) == wire.MAX_BATCH

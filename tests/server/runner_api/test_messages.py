@@ -38,18 +38,18 @@ Make = Callable[[Site], Awaitable[RunnerLease]]
 BOTH = pytest.mark.parametrize("make", [of_queue, of_run])
 
 
-async def cancel(held: RunnerLease) -> None:
+async def cancel(lease: RunnerLease) -> None:
     """Somebody asks for a stop."""
-    server = held.runner.site.server
-    if held.granted.run_id:
-        await server.do(run.Cancel(id=held.granted.run_id, actor="user:ada"))
+    server = lease.runner.site.server
+    if lease.granted.run_id:
+        await server.do(run.Cancel(id=lease.granted.run_id, actor="user:ada"))
     else:
-        await server.do(attempt.Cancel(id=held.attempt_id, actor="user:ada", reason="RUN_CANCELED"))
+        await server.do(attempt.Cancel(id=lease.attempt_id, actor="user:ada", reason="RUN_CANCELED"))
 
 
-async def record(held: RunnerLease) -> Attempt:
+async def record(lease: RunnerLease) -> Attempt:
     """The attempt as it is stored."""
-    return await held.runner.site.server.find(held.attempt_id, Attempt)
+    return await lease.runner.site.server.find(lease.attempt_id, Attempt)
 
 
 # -- in whose name
@@ -61,12 +61,12 @@ async def record(held: RunnerLease) -> Attempt:
 async def test_a_runner_speaks_in_its_own_name(site: OpenSite, make: Make, kind: str) -> None:
     """The credential says who it is; a message that says otherwise is refused before anything is looked up."""
     async with site() as here:
-        held = await make(here)
+        lease = await make(here)
         other = await here.runner("w2")
 
-        borrowed = await held.refused(kind, other)
-        as_another = await held.refused(kind, runner_id="w2")
-        stolen = await held.stale(kind, other, runner_id="w2")
+        borrowed = await lease.refused(kind, other)
+        as_another = await lease.refused(kind, runner_id="w2")
+        stolen = await lease.stale(kind, other, runner_id="w2")
 
         assert [(reply.status, reply.code) for reply in (borrowed, as_another)] == [(403, "wrong_runner")] * 2
         assert stolen == "UNKNOWN_LEASE"
@@ -76,13 +76,13 @@ async def test_a_runner_speaks_in_its_own_name(site: OpenSite, make: Make, kind:
 async def test_a_runner_of_the_same_name_in_another_tenant_is_a_stranger(site: OpenSite) -> None:
     """Names are given by people: that two tenants chose the same one must open nothing."""
     async with site() as here:
-        held = await of_queue(here)
+        lease = await of_queue(here)
         namesake = RegisteredRunner(here, "w1", here.signer.sign("run", "w1", "other", 900))
         here.secrets.add(namesake.credential)
 
         for kind in REQUIRED_FIELDS:
-            assert await held.stale(kind, namesake) == "UNKNOWN_LEASE"
-        assert stale_reason(await here.refused(lambda: held.log(0, b"x", namesake)), held.id) == "UNKNOWN_LEASE"
+            assert await lease.stale(kind, namesake) == "UNKNOWN_LEASE"
+        assert stale_reason(await here.refused(lambda: lease.log(0, b"x", namesake)), lease.id) == "UNKNOWN_LEASE"
         assert await namesake.lease() == []
 
 
@@ -92,18 +92,18 @@ async def test_one_machine_may_carry_many_runners_but_each_lease_is_one_of_their
     async with site() as here:
         host = await here.runner("host")
         await here.server.enqueue("q1", spec=SPEC)
-        held = await host.take(runner_id="host/1")
+        lease = await host.take(runner_id="host/1")
 
-        assert await held.stale("Heartbeat", runner_id="host/2") == "UNKNOWN_LEASE"
-        assert await held.stale("Heartbeat", runner_id="host") == "UNKNOWN_LEASE"
-        assert (await held.send("Complete", runner_id="host/1")).body["accepted"] is True
+        assert await lease.stale("Heartbeat", runner_id="host/2") == "UNKNOWN_LEASE"
+        assert await lease.stale("Heartbeat", runner_id="host") == "UNKNOWN_LEASE"
+        assert (await lease.send("Complete", runner_id="host/1")).body["accepted"] is True
 
 
 @on_loop
 async def test_a_message_that_contradicts_itself_is_refused(site: OpenSite) -> None:
     """A lease for one job says nothing about another, and a success has no other exit code than 0."""
     async with site() as here:
-        held = await of_queue(here)
+        lease = await of_queue(here)
 
         for kind, fields in (
             ("AckLease", {"job_id": "q2"}),
@@ -113,52 +113,52 @@ async def test_a_message_that_contradicts_itself_is_refused(site: OpenSite) -> N
             ("Complete", {"cost": {"tokens": [2**70]}}),
             ("Complete", {"output": json.loads("[" * 200 + "]" * 200)}),
         ):
-            reply = await held.refused(kind, **fields)
+            reply = await lease.refused(kind, **fields)
             assert (reply.status, reply.code) == (400, "bad_request"), (kind, fields)
-        assert (await record(held)).state == attempt.LEASED
+        assert (await record(lease)).state == attempt.LEASED
 
 
 # -- stale leases
 
 
-async def expired(held: RunnerLease) -> None:
+async def expired(lease: RunnerLease) -> None:
     """Nobody has noticed it yet but the clock."""
-    await held.send("Heartbeat")
-    held.runner.site.backend.after(120)
+    await lease.send("Heartbeat")
+    lease.runner.site.backend.after(120)
 
 
-async def revoked(held: RunnerLease) -> None:
+async def revoked(lease: RunnerLease) -> None:
     """It was not acknowledged in time."""
-    held.runner.site.backend.after(31)
-    await held.runner.site.server.tick()
+    lease.runner.site.backend.after(31)
+    await lease.runner.site.server.tick()
 
 
-async def completed(held: RunnerLease) -> None:
+async def completed(lease: RunnerLease) -> None:
     """It ended well."""
-    await held.send("Complete")
+    await lease.send("Complete")
 
 
-async def canceled(held: RunnerLease) -> None:
+async def canceled(lease: RunnerLease) -> None:
     """It was stopped."""
-    await cancel(held)
-    await held.send("CancelAck")
+    await cancel(lease)
+    await lease.send("CancelAck")
 
 
-async def replaced(held: RunnerLease) -> None:
+async def replaced(lease: RunnerLease) -> None:
     """Another runner had the attempt after it. Until that lease ends, too, the reason is its own end."""
-    await expired(held)
-    site = held.runner.site
+    await expired(lease)
+    site = lease.runner.site
     await site.server.tick()
     other = await site.runner("w2")
     second = await other.take()
-    assert second.attempt_id == held.attempt_id
-    assert await held.stale("Complete") == "LEASE_EXPIRED"
+    assert second.attempt_id == lease.attempt_id
+    assert await lease.stale("Complete") == "LEASE_EXPIRED"
     assert (await second.send("Complete")).body["accepted"] is True
 
 
-async def unknown(held: RunnerLease) -> None:
+async def unknown(lease: RunnerLease) -> None:
     """It has a wrong secret."""
-    held.id = held.id[:-1] + ("0" if held.id[-1] != "0" else "1")
+    lease.id = lease.id[:-1] + ("0" if lease.id[-1] != "0" else "1")
 
 
 ENDS = {
@@ -180,17 +180,17 @@ REPEATS = {("LEASE_COMPLETED", "Complete"), ("LEASE_CANCELED", "Complete"), ("LE
 async def test_a_stale_lease_is_told_so_with_the_reason(site: OpenSite, make: Make, reason: str) -> None:
     """The runner must know at once that it works for nothing, and people must be able to see why."""
     async with site() as here:
-        held = await make(here)
-        await ENDS[reason](held)
-        before = await record(held)
+        lease = await make(here)
+        await ENDS[reason](lease)
+        before = await record(lease)
 
         for kind in REQUIRED_FIELDS:
             if (reason, kind) not in REPEATS:
-                assert await held.stale(kind) == reason
+                assert await lease.stale(kind) == reason
         if reason == "LEASE_COMPLETED":
-            assert await held.stale("Complete", status="FAILED", exit_code=1) == reason
+            assert await lease.stale("Complete", status="FAILED", exit_code=1) == reason
 
-        assert await record(held) == before
+        assert await record(lease) == before
         assert ENDS.keys() == STALE_REASONS
 
 
@@ -201,11 +201,11 @@ async def test_a_stale_lease_is_told_so_with_the_reason(site: OpenSite, make: Ma
 async def test_what_only_looks_like_a_lease_is_unknown(site: OpenSite, lease_id: str) -> None:
     """Nothing can be learned by guessing."""
     async with site() as here:
-        held = await of_queue(here)
-        held.id = lease_id
+        lease = await of_queue(here)
+        lease.id = lease_id
 
-        assert {await held.stale(kind) for kind in REQUIRED_FIELDS} == {"UNKNOWN_LEASE"}
-        assert await held.stale("AckLease", job_id="another") == "UNKNOWN_LEASE"
+        assert {await lease.stale(kind) for kind in REQUIRED_FIELDS} == {"UNKNOWN_LEASE"}
+        assert await lease.stale("AckLease", job_id="another") == "UNKNOWN_LEASE"
 
 
 # -- the way that everything else is an exception to
@@ -217,17 +217,17 @@ async def test_what_only_looks_like_a_lease_is_unknown(site: OpenSite, lease_id:
 async def test_how_far_the_runner_is_is_kept_for_people(site: OpenSite, make: Make) -> None:
     """The last word counts; a heartbeat that says nothing of it takes nothing back, and a new lease begins anew."""
     async with site() as here:
-        held = await make(here)
-        await held.send("AckLease")
+        lease = await make(here)
+        await lease.send("AckLease")
         told = {"percent": 35, "current_step": "x" * 5000, "step_index": 1}
 
-        await held.send("Heartbeat", progress=told, log_cursor={"bytes_sent": 7})
-        await held.send("Heartbeat")
+        await lease.send("Heartbeat", progress=told, log_cursor={"bytes_sent": 7})
+        await lease.send("Heartbeat")
 
-        assert (await record(held)).progress == {**told, "current_step": "x" * 500, "log_bytes": 7}
+        assert (await record(lease)).progress == {**told, "current_step": "x" * 500, "log_bytes": 7}
         here.backend.after(121)
         await here.server.tick()
-        again = await held.runner.take()
+        again = await lease.runner.take()
         assert (await record(again)).progress is None
 
 
@@ -237,21 +237,21 @@ async def test_how_far_the_runner_is_is_kept_for_people(site: OpenSite, make: Ma
 async def test_a_heartbeat_that_arrives_after_a_later_one_changes_nothing(site: OpenSite, make: Make) -> None:
     """It is answered like a repeat: the time that is left does not grow, and the progress does not go back."""
     async with site() as here:
-        held = await make(here)
-        await held.send("AckLease")
-        await held.send("Heartbeat", sequence_no=7, progress={"percent": 50})
-        before = (await record(held), await here.server.store.last_seq())
+        lease = await make(here)
+        await lease.send("AckLease")
+        await lease.send("Heartbeat", sequence_no=7, progress={"percent": 50})
+        before = (await record(lease), await here.server.store.last_seq())
         here.backend.after(60)
 
-        late = await held.send("Heartbeat", sequence_no=6, progress={"percent": 10})
-        repeat = await held.send("Heartbeat", sequence_no=7, progress={"percent": 10})
+        late = await lease.send("Heartbeat", sequence_no=6, progress={"percent": 10})
+        repeat = await lease.send("Heartbeat", sequence_no=7, progress={"percent": 10})
 
         assert late.body["extend_lease"]
         assert repeat.body["extend_lease"]
         assert late.body["new_lease_ttl_seconds"] <= 60
-        assert (await record(held), await here.server.store.last_seq()) == before
-        await held.send("Heartbeat", sequence_no=8)
-        assert (await record(held)).progress == {"percent": 50}
+        assert (await record(lease), await here.server.store.last_seq()) == before
+        await lease.send("Heartbeat", sequence_no=8)
+        assert (await record(lease)).progress == {"percent": 50}
 
 
 @pytest.mark.proves("ORC-I4")
@@ -260,17 +260,17 @@ async def test_a_heartbeat_that_arrives_after_a_later_one_changes_nothing(site: 
 async def test_without_numbers_every_heartbeat_renews_and_times_order_the_progress(site: OpenSite, make: Make) -> None:
     """The schema of document 001 has no number, and a runner's clock is not trusted with a lease."""
     async with site() as here:
-        held = await make(here)
-        await held.send("AckLease")
-        await held.send("Heartbeat", ts="2026-01-04T08:00:50Z", progress={"percent": 50})
+        lease = await make(here)
+        await lease.send("AckLease")
+        await lease.send("Heartbeat", ts="2026-01-04T08:00:50Z", progress={"percent": 50})
         here.backend.after(100)
 
-        late = await held.send("Heartbeat", ts="2026-01-04T08:00:10Z", progress={"percent": 10})
+        late = await lease.send("Heartbeat", ts="2026-01-04T08:00:10Z", progress={"percent": 10})
 
         assert late.body["new_lease_ttl_seconds"] == 120
-        assert (await record(held)).progress == {"percent": 50}
-        await held.send("Heartbeat", ts="2026-01-04T08:00:50Z", progress={"percent": 60})
-        assert (await record(held)).progress == {"percent": 60}
+        assert (await record(lease)).progress == {"percent": 50}
+        await lease.send("Heartbeat", ts="2026-01-04T08:00:50Z", progress={"percent": 60})
+        assert (await record(lease)).progress == {"percent": 60}
 
 
 @pytest.mark.proves("PRO-M2", "PRO-M3", "PRO-M4", "PRO-M5", "PRO-M6")
@@ -279,23 +279,23 @@ async def test_without_numbers_every_heartbeat_renews_and_times_order_the_progre
 async def test_a_job_is_taken_kept_and_completed(site: OpenSite, make: Make) -> None:
     """Every message is answered, and each answer says how long the lease has."""
     async with site() as here:
-        held = await make(here)
+        lease = await make(here)
         kept = {
             "type": "HeartbeatAck",
-            "lease_id": held.id,
+            "lease_id": lease.id,
             "extend_lease": True,
             "new_lease_ttl_seconds": 120,
             "cancel_requested": False,
             "cancel_deadline_seconds": 0,
         }
 
-        assert (await held.send("AckLease")).body == kept
-        assert (await record(held)).state == attempt.STARTING
+        assert (await lease.send("AckLease")).body == kept
+        assert (await record(lease)).state == attempt.STARTING
         for _ in range(3):
             here.backend.after(100)
-            assert (await held.send("Heartbeat", progress={"percent": 35, "message": "…"})).body == kept
-        assert (await record(held)).state == attempt.RUNNING
-        done = await held.send(
+            assert (await lease.send("Heartbeat", progress={"percent": 35, "message": "…"})).body == kept
+        assert (await record(lease)).state == attempt.RUNNING
+        done = await lease.send(
             "Complete",
             summary="All tests passed.",
             artifacts=[{"type": "log", "uri": "s3://x"}],
@@ -305,15 +305,15 @@ async def test_a_job_is_taken_kept_and_completed(site: OpenSite, make: Make) -> 
             steps=[{"index": 0, "exit_code": 0, "seconds": 1.5}],
         )
 
-        assert done.body == {"type": "CompleteAck", "lease_id": held.id, "accepted": True}
-        ended = await record(held)
+        assert done.body == {"type": "CompleteAck", "lease_id": lease.id, "accepted": True}
+        ended = await record(lease)
         assert (ended.state, ended.result) == (attempt.SUCCEEDED, {"n": [1, 2]})
         assert ended.report["artifacts"] == [{"type": "log", "uri": "s3://x"}]
         assert ended.report["timings"]["finished_at"] == "2026-01-04T08:03:12Z"
         assert (ended.report["summary"], ended.report["cost"]) == ("All tests passed.", {"tokens": 7})
         assert ended.report["steps"][0]["seconds"] == 1.5
         assert ended.report.keys() == {"artifacts", "timings", "summary", "cost", "steps"}
-        if held.granted.run_id:
+        if lease.granted.run_id:
             assert await here.server.state("r1") == run.SUCCESS
 
 
@@ -333,12 +333,12 @@ async def test_a_failure_is_classified_by_what_the_runner_saw(
 ) -> None:
     """The runner reports; whether another attempt is worth it is decided here."""
     async with site() as here:
-        held = await of_run(here)
+        lease = await of_run(here)
 
-        reply = await held.send("Complete", status="FAILED", summary="it broke", **fields)
+        reply = await lease.send("Complete", status="FAILED", summary="it broke", **fields)
 
         assert reply.body["accepted"] is True
-        failed = await record(held)
+        failed = await record(lease)
         assert failed.error is not None
         assert (failed.error.code, failed.error.failure_class) == (code, failure_class)
         assert failed.error.message == "it broke"
@@ -350,17 +350,17 @@ async def test_a_failure_is_classified_by_what_the_runner_saw(
 async def test_a_repeat_is_answered_like_the_first_and_changes_nothing(site: OpenSite, make: Make) -> None:
     """An answer may get lost on its way: the runner says the same again."""
     async with site() as here:
-        held = await make(here)
+        lease = await make(here)
         for kind in ("AckLease", "Complete"):
-            first = await held.send(kind)
-            before = (await record(held), await here.server.store.last_seq())
+            first = await lease.send(kind)
+            before = (await record(lease), await here.server.store.last_seq())
 
-            again = await held.send(kind)
+            again = await lease.send(kind)
 
             left = again.body.pop("new_lease_ttl_seconds", 0)  # PostgreSQL's clock also runs by itself.
             assert 0 <= first.body.pop("new_lease_ttl_seconds", 0) - left < 10
             assert again == first
-            assert (await record(held), await here.server.store.last_seq()) == before
+            assert (await record(lease), await here.server.store.last_seq()) == before
 
 
 @pytest.mark.proves("PRO-Q14")
@@ -372,15 +372,15 @@ async def test_a_second_result_with_another_exit_code_is_not_accepted(
 ) -> None:
     """The first result is final, so that an answer that accepts the second one would be untrue."""
     async with site() as here:
-        held = await make(here)
-        await held.send("Complete", status="FAILED", exit_code=1)
-        before = await record(held)
+        lease = await make(here)
+        await lease.send("Complete", status="FAILED", exit_code=1)
+        before = await record(lease)
 
-        assert await held.stale("Complete", status="FAILED", exit_code=second) == "LEASE_COMPLETED"
-        repeated = await held.send("Complete", status="FAILED", exit_code=1)
+        assert await lease.stale("Complete", status="FAILED", exit_code=second) == "LEASE_COMPLETED"
+        repeated = await lease.send("Complete", status="FAILED", exit_code=1)
 
         assert repeated.body["accepted"]
-        assert await record(held) == before
+        assert await record(lease) == before
 
 
 @pytest.mark.proves("PRO-Q15")
@@ -389,15 +389,15 @@ async def test_a_second_result_with_another_exit_code_is_not_accepted(
 async def test_a_failure_with_exit_code_zero_is_refused(site: OpenSite, make: Make) -> None:
     """Exit code 0 is a success: the two fields contradict each other, and neither may win silently."""
     async with site() as here:
-        held = await make(here)
-        await held.send("AckLease")
-        before = await record(held)
+        lease = await make(here)
+        await lease.send("AckLease")
+        before = await record(lease)
 
-        reply = await held.refused("Complete", status="FAILED", exit_code=0)
+        reply = await lease.refused("Complete", status="FAILED", exit_code=0)
 
         assert (reply.status, reply.code) == (400, "bad_request")
-        assert await record(held) == before
-        assert (await held.send("Complete", status="FAILED", exit_code=1)).body["accepted"]
+        assert await record(lease) == before
+        assert (await lease.send("Complete", status="FAILED", exit_code=1)).body["accepted"]
 
 
 @BOTH
@@ -405,16 +405,16 @@ async def test_a_failure_with_exit_code_zero_is_refused(site: OpenSite, make: Ma
 async def test_a_repeated_ack_does_not_promise_more_than_there_is(site: OpenSite, make: Make) -> None:
     """A repeat renews nothing. A runner that trusts a longer lease than it has is not fenced any more."""
     async with site() as here:
-        held = await make(here)
-        await held.send("AckLease")
+        lease = await make(here)
+        await lease.send("AckLease")
         here.backend.after(50)
 
-        again = await held.send("AckLease")
+        again = await lease.send("AckLease")
 
         # PostgreSQL's clock also runs by itself.
         assert 60 <= again.body["new_lease_ttl_seconds"] <= 70
         here.backend.after(70)
-        assert await held.stale("AckLease") == "LEASE_EXPIRED"
+        assert await lease.stale("AckLease") == "LEASE_EXPIRED"
 
 
 # -- cancels
@@ -425,9 +425,9 @@ async def test_a_repeated_ack_does_not_promise_more_than_there_is(site: OpenSite
 async def test_nobody_can_confirm_a_cancel_that_was_not_asked_for(site: OpenSite, make: Make) -> None:
     """Otherwise a runner could make jobs disappear."""
     async with site() as here:
-        held = await make(here)
+        lease = await make(here)
 
-        reply = await held.refused("CancelAck")
+        reply = await lease.refused("CancelAck")
 
         assert (reply.status, reply.code) == (409, "cancel_not_requested")
 
@@ -438,23 +438,23 @@ async def test_nobody_can_confirm_a_cancel_that_was_not_asked_for(site: OpenSite
 async def test_a_cancel_is_told_by_the_next_answer_and_confirmed(site: OpenSite, make: Make) -> None:
     """There is no other channel: the heartbeat's answer carries it, with the time that is left."""
     async with site() as here:
-        held = await make(here)
-        await held.send("AckLease")
-        await cancel(held)
+        lease = await make(here)
+        await lease.send("AckLease")
+        await cancel(lease)
         here.backend.after(10)
 
-        told = (await held.send("Heartbeat")).body
-        acked = (await held.send("AckLease")).body
-        stopped = await held.send("CancelAck", summary="stopped", artifacts=[{"type": "log", "uri": "s3://x"}])
-        again = await held.send("CancelAck")
+        told = (await lease.send("Heartbeat")).body
+        acked = (await lease.send("AckLease")).body
+        stopped = await lease.send("CancelAck", summary="stopped", artifacts=[{"type": "log", "uri": "s3://x"}])
+        again = await lease.send("CancelAck")
 
         for answer in (told, acked):
             assert (answer["extend_lease"], answer["cancel_requested"]) == (True, True)
             assert 15 <= answer["cancel_deadline_seconds"] <= 20
             assert answer["reason"] == "RUN_CANCELED"
-        assert stopped.body == {"type": "CancelAcked", "lease_id": held.id, "accepted": True}
+        assert stopped.body == {"type": "CancelAcked", "lease_id": lease.id, "accepted": True}
         assert again == stopped
-        ended = await record(held)
+        ended = await record(lease)
         assert (ended.state, ended.report["summary"]) == (attempt.CANCELED, "stopped")
 
 
@@ -464,21 +464,21 @@ async def test_a_cancel_is_told_by_the_next_answer_and_confirmed(site: OpenSite,
 async def test_a_result_that_comes_after_the_cancel_does_not_count(site: OpenSite, make: Make) -> None:
     """Cancel wins; what the runner brings along is kept."""
     async with site() as here:
-        held = await make(here)
-        await held.send("Heartbeat")
-        await cancel(held)
+        lease = await make(here)
+        await lease.send("Heartbeat")
+        await cancel(lease)
 
-        late = await held.send("Complete", summary="done anyway")
-        again = await held.send("Complete", summary="done anyway")
+        late = await lease.send("Complete", summary="done anyway")
+        again = await lease.send("Complete", summary="done anyway")
 
         assert late.body == {
             "type": "CompleteAck",
-            "lease_id": held.id,
+            "lease_id": lease.id,
             "accepted": False,
             "reason": "CANCEL_REQUESTED",
         }
         assert again == late
-        ended = await record(held)
+        ended = await record(lease)
         assert (ended.state, ended.result, ended.report["summary"]) == (attempt.CANCELED, None, "done anyway")
 
 
@@ -487,15 +487,15 @@ async def test_a_result_that_comes_after_the_cancel_does_not_count(site: OpenSit
 async def test_who_does_not_stop_in_time_is_stale(site: OpenSite, make: Make) -> None:
     """The deadline ends the wait, whatever the runner does."""
     async with site() as here:
-        held = await make(here)
-        await held.send("Heartbeat")
-        await cancel(held)
+        lease = await make(here)
+        await lease.send("Heartbeat")
+        await cancel(lease)
         here.backend.after(31)
         await here.server.tick()
 
-        assert (await record(held)).state == attempt.CANCELED
-        assert await held.stale("CancelAck") == "LEASE_REVOKED"
-        assert await held.stale("Complete") == "LEASE_REVOKED"
+        assert (await record(lease)).state == attempt.CANCELED
+        assert await lease.stale("CancelAck") == "LEASE_REVOKED"
+        assert await lease.stale("Complete") == "LEASE_REVOKED"
 
 
 # -- another transport
@@ -509,7 +509,7 @@ async def test_a_lease_that_came_from_the_queue_means_the_same(site: OpenSite) -
         runner = await here.runner()
         for n in range(2):
             await queue.enqueue(SPEC, dedupe_key=str(n))
-        held, lost = [
+        lease, lost = [
             RunnerLease(
                 runner,
                 LeaseGranted(
@@ -523,12 +523,12 @@ async def test_a_lease_that_came_from_the_queue_means_the_same(site: OpenSite) -
             )
             for each in await queue.claim_next("w1", limit=2)
         ]
-        here.secrets |= {held.id, lost.id}
+        here.secrets |= {lease.id, lost.id}
 
-        assert (await held.send("AckLease")).body["extend_lease"] is True
-        await queue.cancel(held.attempt_id)
-        assert (await held.send("Heartbeat")).body["cancel_requested"] is True
-        assert (await held.send("CancelAck")).body["accepted"] is True
+        assert (await lease.send("AckLease")).body["extend_lease"] is True
+        await queue.cancel(lease.attempt_id)
+        assert (await lease.send("Heartbeat")).body["cancel_requested"] is True
+        assert (await lease.send("CancelAck")).body["accepted"] is True
         here.backend.after(121)
         assert await lost.stale("Complete") == "LEASE_EXPIRED"
-        assert (await queue.get(held.attempt_id)).status == "failed"
+        assert (await queue.get(lease.attempt_id)).status == "failed"

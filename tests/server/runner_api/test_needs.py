@@ -30,15 +30,15 @@ def job(name: str, needs: tuple[str, ...] = (), after: tuple[str, ...] = (), **w
     return JobSpec(name=name, needs=needs, after=after, work={"needs": [*needs, *after], **work})
 
 
-async def get(held: RunnerLease, name: str, by: RegisteredRunner | None = None) -> Reply:
+async def get(lease: RunnerLease, name: str, by: RegisteredRunner | None = None) -> Reply:
     """Ask under the lease."""
-    return await (by or held.runner).request("GET", name, delta_lease=held.id)
+    return await (by or lease.runner).request("GET", name, delta_lease=lease.id)
 
 
-async def finished(held: RunnerLease, **said: Any) -> None:
+async def finished(lease: RunnerLease, **said: Any) -> None:
     """Say the result."""
-    await held.send("AckLease")
-    reply = await held.send("Complete", **said)
+    await lease.send("AckLease")
+    reply = await lease.send("Complete", **said)
     assert reply.body["accepted"] is True, reply
 
 
@@ -50,11 +50,11 @@ async def test_requests_without_the_live_lease_are_refused(site: OpenSite, addre
     """Those of another runner, and those under an ended lease."""
     async with site() as here:
         await here.server.enqueue("q1", spec={"optional_secrets": ["A"]})
-        held, other = await (await here.runner("w1")).take(), await here.runner("w2")
+        lease, other = await (await here.runner("w1")).take(), await here.runner("w2")
 
-        assert (await get(held, address, by=other)).status == 409
-        await finished(held)
-        assert (await get(held, address)).body["type"] == "StaleLease"
+        assert (await get(lease, address, by=other)).status == 409
+        await finished(lease)
+        assert (await get(lease, address)).body["type"] == "StaleLease"
 
 
 @on_loop
@@ -65,10 +65,10 @@ async def test_needs_returns_results_and_outputs_of_the_needed_jobs(site: OpenSi
         names = tuple(spec.name for spec in specs)
         await started(here, "r", *specs, job("last", after=names), job("other"))
         runner = await here.runner(slots=9)
-        held = {each.granted.job_id: each for each in [await runner.take() for _ in range(4)]}
-        await finished(held["r/good"], output={"v": 1})
-        await finished(held["r/bad"], status="FAILED", exit_code=1)
-        await finished(held["r/left"], is_skipped=True, output=[1])
+        leases = {lease.granted.job_id: lease for lease in [await runner.take() for _ in range(4)]}
+        await finished(leases["r/good"], output={"v": 1})
+        await finished(leases["r/bad"], status="FAILED", exit_code=1)
+        await finished(leases["r/left"], is_skipped=True, output=[1])
 
         reply = await get(await runner.take(), "needs")
 
@@ -78,7 +78,7 @@ async def test_needs_returns_results_and_outputs_of_the_needed_jobs(site: OpenSi
             "left": {"result": "skipped"},
             "blocked": {"result": "skipped"},
         }
-        assert (await get(held["r/other"], "needs")).body == {}
+        assert (await get(leases["r/other"], "needs")).body == {}
 
 
 @on_loop
@@ -94,15 +94,15 @@ async def test_a_rerun_has_the_results_of_jobs_that_it_did_not_repeat(site: Open
         again = JobSpec(name="test", work={"needs": ["build", "none"]})
         await started(here, "r2", again, rerun_of="r1")
 
-        held = await runner.take()
+        lease = await runner.take()
 
-        assert (await get(held, "needs")).body == {
+        assert (await get(lease, "needs")).body == {
             "build": {"result": "success", "outputs": {"v": "1"}},
             "none": {"result": "skipped", "is_there": False},
         }
-        [artifact] = (await get(held, "run-artifacts")).body
+        [artifact] = (await get(lease, "run-artifacts")).body
         assert (artifact["job"], artifact["name"], artifact["path"]) == ("build", "", "out/a%20b")
-        assert (await get(held, f"run-artifact/{artifact['uri']}")).body == b"file"
+        assert (await get(lease, f"run-artifact/{artifact['uri']}")).body == b"file"
 
 
 @on_loop
@@ -117,8 +117,8 @@ async def test_run_artifacts_are_those_of_finished_jobs_of_the_same_run(site: Op
         await finished(foreign)
         await started(here, "r", job("a"), job("b"), job("c"))
         a, b, c = [await runner.take() for _ in range(3)]
-        for held in (a, b, c):
-            await held.runner.request("PUT", "artifacts/@dist.tar.gz", held.id[:8].encode(), delta_lease=held.id)
+        for lease in (a, b, c):
+            await lease.runner.request("PUT", "artifacts/@dist.tar.gz", lease.id[:8].encode(), delta_lease=lease.id)
         await finished(a)
 
         found = (await get(b, "run-artifacts")).body
@@ -142,8 +142,8 @@ async def test_a_cache_prefix_finds_the_newest_key(site: OpenSite) -> None:
             await here.server.enqueue(name, spec={"cache_scope": scope})
         trusted, fork = sorted([await runner.take(), await runner.take()], key=lambda each: each.attempt_id != "t")
         long = "k-" + "x" * 200
-        for held, key in ((trusted, "k-1"), (trusted, "k-2"), (fork, "k-fork"), (trusted, long)):
-            await held.runner.request("PUT", f"caches/{key}", b"x", delta_lease=held.id)
+        for lease, key in ((trusted, "k-1"), (trusted, "k-2"), (fork, "k-fork"), (trusted, long)):
+            await lease.runner.request("PUT", f"caches/{key}", b"x", delta_lease=lease.id)
 
         assert (await get(trusted, "cache-keys/k-")).body["key"] in (long, "k-1", "k-2")
         assert (await get(trusted, "cache-keys/k-1")).body == {"key": "k-1"}

@@ -201,13 +201,13 @@ async def test_a_runner_that_is_shutting_down_can_finish_its_jobs(site: OpenSite
         runner = await here.runner("w1")
         await here.server.register("other")
         await plan(here)
-        held = await runner.take()
+        lease = await runner.take()
         await here.server.do(worker.Shutdown(id="w1"))
 
         here.backend.after(20)
-        assert (await held.send("Heartbeat")).status == 200
+        assert (await lease.send("Heartbeat")).status == 200
         assert (await renewal(runner)).status == 200
-        assert (await held.send("Complete")).body["accepted"] is True
+        assert (await lease.send("Complete")).body["accepted"] is True
 
         assert (await here.server.find("w1", Worker)).state == SHUTDOWN
         assert (await here.refused(lambda: renewal(runner))).status == 401

@@ -36,9 +36,9 @@ async def test_what_a_runner_reports_of_a_job_is_cleaned_before_it_is_kept_or_an
     """Its summary, the names of steps, tests and files, and the tail of its log, by which a failure is classified."""
     async with site() as here:
         await here.server.enqueue("q1")
-        held = await (await here.runner()).take()
+        lease = await (await here.runner()).take()
 
-        await held.send(
+        await lease.send(
             "Complete",
             status="FAILED",
             exit_code=1,
@@ -65,10 +65,10 @@ async def test_failed_tests_tell_what_kind_of_failure_it_is(site: OpenSite) -> N
     """Red tests are the author's turn, not the machine's: trying again would only waste time."""
     async with site() as here:
         await here.server.enqueue("q1")
-        held = await (await here.runner()).take()
+        lease = await (await here.runner()).take()
 
         tests = {"total": 2, "passed": 1, "failed": 1, "failures": [{"name": "t", "message": "m"}]}
-        await held.send("Complete", status="FAILED", exit_code=1, tests=tests, log_tail=["Connection reset by peer"])
+        await lease.send("Complete", status="FAILED", exit_code=1, tests=tests, log_tail=["Connection reset by peer"])
 
         record = await here.server.find("q1", Attempt)
         assert record.error is not None

@@ -77,9 +77,9 @@ BAD_PATHS = ["..", "../x", "a/../x", "./a", "a//b", "a/", "/etc/passwd", "a\nb",
 async def test_a_path_that_leads_elsewhere_is_refused(site: OpenSite, path: str) -> None:
     """It comes from a file name, and a file name comes from a job. The server has already undone its escapes."""
     async with site() as here:
-        held = await held_lease(here)
+        lease = await held_lease(here)
 
-        reply = await here.refused(lambda: put(held, f"artifacts/{path}", b"x"))
+        reply = await here.refused(lambda: put(lease, f"artifacts/{path}", b"x"))
 
         assert (reply.status, reply.code) == (400, "bad_request")
         assert everything(here) == {}
@@ -110,29 +110,29 @@ async def test_too_much_is_refused_and_nothing_is_kept_of_it(site: OpenSite) -> 
 async def test_a_body_that_is_not_what_was_said_is_refused(site: OpenSite) -> None:
     """Damage on the way must not become an artifact or a cache."""
     async with site() as here:
-        held = await held_lease(here)
+        lease = await held_lease(here)
 
         for name in ("artifacts/a", "caches/k"):
-            reply = await here.refused(lambda name=name: put(held, name, b"x", delta_sha256="0" * 64))  # type: ignore[misc]
+            reply = await here.refused(lambda name=name: put(lease, name, b"x", delta_sha256="0" * 64))  # type: ignore[misc]
             assert (reply.status, reply.code) == (400, "bad_request")
 
         assert everything(here) == {}
-        assert (await put(held, "artifacts/a", b"x", delta_sha256=sha256(b"x").hexdigest())).status == 200
+        assert (await put(lease, "artifacts/a", b"x", delta_sha256=sha256(b"x").hexdigest())).status == 200
 
 
 @on_loop
 async def test_only_the_holder_of_the_lease_brings_or_fetches(site: OpenSite) -> None:
     """Not another runner with the same lease id, not another tenant, not somebody who guesses."""
     async with site() as here:
-        held = await held_lease(here)
-        await put(held, "caches/k", b"mine")
+        lease = await held_lease(here)
+        await put(lease, "caches/k", b"mine")
         before = everything(here)
         thieves = [
-            RunnerLease(await here.runner("w2"), held.granted),
-            RunnerLease(await here.runner("w3", "other"), held.granted),
+            RunnerLease(await here.runner("w2"), lease.granted),
+            RunnerLease(await here.runner("w3", "other"), lease.granted),
         ]
-        guess = RunnerLease(held.runner, held.granted)
-        guess.id = held.id[:-4] + "0000"
+        guess = RunnerLease(lease.runner, lease.granted)
+        guess.id = lease.id[:-4] + "0000"
 
         for thief in (*thieves, guess):
             for ask in (
@@ -151,22 +151,22 @@ async def test_only_the_holder_of_the_lease_brings_or_fetches(site: OpenSite) ->
 async def test_a_zombie_brings_nothing_and_gets_nothing(site: OpenSite, is_found: bool) -> None:
     """Whether or not anybody has noticed yet that its lease is over."""
     async with site() as here:
-        held = await held_lease(here)
-        await held.send("Heartbeat")
-        await put(held, "caches/k", b"before")
+        lease = await held_lease(here)
+        await lease.send("Heartbeat")
+        await put(lease, "caches/k", b"before")
         before = everything(here)
         here.backend.after(120)
         if is_found:
             await here.server.tick()
 
         asked = [
-            await here.refused(lambda: put(held, "artifacts/a", b"x")),
-            await here.refused(lambda: put(held, "caches/late", b"x")),
-            await here.refused(lambda: get(held, "caches/k")),
-            await here.refused(lambda: get(held, "secrets")),
+            await here.refused(lambda: put(lease, "artifacts/a", b"x")),
+            await here.refused(lambda: put(lease, "caches/late", b"x")),
+            await here.refused(lambda: get(lease, "caches/k")),
+            await here.refused(lambda: get(lease, "secrets")),
         ]
 
-        assert {stale_reason(reply, held.id) for reply in asked} == {"LEASE_EXPIRED"}
+        assert {stale_reason(reply, lease.id) for reply in asked} == {"LEASE_EXPIRED"}
         assert everything(here) == before
 
 
@@ -175,8 +175,8 @@ async def test_a_zombie_brings_nothing_and_gets_nothing(site: OpenSite, is_found
 async def test_a_lease_that_ends_while_the_body_comes_keeps_nothing(site: OpenSite, name: str) -> None:
     """A slow upload is no way around the fence."""
     async with site() as here:
-        held = await held_lease(here)
-        await held.send("Heartbeat")
+        lease = await held_lease(here)
+        await lease.send("Heartbeat")
         taken: list[dict[str, Any]] = [{"body": b"x", "more_body": True}, {"body": b"y"}]
         sent: list[dict[str, Any]] = []
 
@@ -188,7 +188,7 @@ async def test_a_lease_that_ends_while_the_body_comes_keeps_nothing(site: OpenSi
         async def send(message: dict[str, Any]) -> None:
             sent.append(message)
 
-        headers = {"authorization": f"Bearer {held.runner.credential}", "delta-lease": held.id, "delta-offset": "0"}
+        headers = {"authorization": f"Bearer {lease.runner.credential}", "delta-lease": lease.id, "delta-offset": "0"}
         told = [(key.encode(), value.encode()) for key, value in headers.items()]
         method = "POST" if name == "log" else "PUT"
         await here.app({"type": "http", "method": method, "path": f"/runner/v1/{name}", "headers": told}, receive, send)
@@ -196,7 +196,7 @@ async def test_a_lease_that_ends_while_the_body_comes_keeps_nothing(site: OpenSi
         assert sent[0]["status"] == 409
         assert b"LEASE_EXPIRED" in sent[1]["body"]
         assert everything(here) == {}
-        assert here.logs.size(held.attempt_id, 1) == 0
+        assert here.logs.size(lease.attempt_id, 1) == 0
 
 
 @pytest.mark.parametrize(("name", "way"), [("artifacts/a", "put"), ("caches/k", "put_if_absent")])
@@ -206,13 +206,13 @@ async def test_what_was_written_for_a_lost_lease_is_removed(
 ) -> None:
     """The store of blobs may be slower than the lease is long."""
     async with site() as here:
-        held = await held_lease(here)
-        await held.send("Heartbeat")
+        lease = await held_lease(here)
+        await lease.send("Heartbeat")
         meanwhile(here, monkeypatch, way, lambda: _pass(here, 121))
 
-        reply = await here.refused(lambda: put(held, name, b"x"))
+        reply = await here.refused(lambda: put(lease, name, b"x"))
 
-        assert stale_reason(reply, held.id) == "LEASE_EXPIRED"
+        assert stale_reason(reply, lease.id) == "LEASE_EXPIRED"
         assert everything(here) == {}
 
 
@@ -220,34 +220,34 @@ async def test_what_was_written_for_a_lost_lease_is_removed(
 async def test_what_a_lost_lease_left_is_removed_by_its_successor(site: OpenSite) -> None:
     """A runner that died half-way leaves artifacts that nobody will ever refer to."""
     async with site() as here:
-        held = await held_lease(here)
-        await held.send("Heartbeat")
-        await put(held, "artifacts/old", b"x")
+        lease = await held_lease(here)
+        await lease.send("Heartbeat")
+        await put(lease, "artifacts/old", b"x")
         here.backend.after(120)
         await here.server.tick()
         second = await (await here.runner("w2")).take()
 
         await put(second, "artifacts/new", b"y")
 
-        assert (left_by(held), left_by(second)) == ({}, {"new": b"y"})
+        assert (left_by(lease), left_by(second)) == ({}, {"new": b"y"})
 
 
 @on_loop
 async def test_what_a_lost_lease_left_is_removed_with_the_result(site: OpenSite) -> None:
     """Also when the successor brings nothing of its own; and not before there is a result."""
     async with site() as here:
-        held = await held_lease(here)
-        await held.send("Heartbeat")
-        await put(held, "artifacts/old", b"x")
+        lease = await held_lease(here)
+        await lease.send("Heartbeat")
+        await put(lease, "artifacts/old", b"x")
         here.backend.after(120)
         await here.server.tick()
         second = await (await here.runner("w2")).take()
         await second.send("AckLease")
-        before = left_by(held)
+        before = left_by(lease)
 
         await second.send("Complete")
 
-        assert (before, left_by(held)) == ({"old": b"x"}, {})
+        assert (before, left_by(lease)) == ({"old": b"x"}, {})
 
 
 @on_loop
@@ -256,7 +256,7 @@ async def test_a_store_that_is_away_is_no_mistake_of_the_runner(
 ) -> None:
     """It says the same again later; so does it when the disk is full."""
     async with site() as here:
-        held = await held_lease(here)
+        lease = await held_lease(here)
 
         for trouble in (BlobStoreUnavailable("away"), OSError(28, "No space left on device")):
 
@@ -265,17 +265,17 @@ async def test_a_store_that_is_away_is_no_mistake_of_the_runner(
 
             with monkeypatch.context() as patch:
                 patch.setattr(here.blobs, "put", fail)
-                reply = await here.refused(lambda: put(held, "artifacts/a", b"x"))
+                reply = await here.refused(lambda: put(lease, "artifacts/a", b"x"))
             assert (reply.status, reply.code) == (503, "unavailable")
 
-        assert (await put(held, "artifacts/a", b"x")).status == 200
+        assert (await put(lease, "artifacts/a", b"x")).status == 200
 
 
 @on_loop
 async def test_a_body_that_breaks_off_leaves_nothing(site: OpenSite) -> None:
     """Half an artifact is worse than none."""
     async with site() as here:
-        held = await held_lease(here)
+        lease = await held_lease(here)
         taken: list[dict[str, Any]] = [{"type": "http.request", "body": b"x", "more_body": True}]
         taken.append({"type": "http.disconnect"})
         sent: list[dict[str, Any]] = []
@@ -286,7 +286,7 @@ async def test_a_body_that_breaks_off_leaves_nothing(site: OpenSite) -> None:
         async def send(message: dict[str, Any]) -> None:
             sent.append(message)
 
-        told = [(b"authorization", f"Bearer {held.runner.credential}".encode()), (b"delta-lease", held.id.encode())]
+        told = [(b"authorization", f"Bearer {lease.runner.credential}".encode()), (b"delta-lease", lease.id.encode())]
         await here.app(
             {"type": "http", "method": "PUT", "path": "/runner/v1/artifacts/a", "headers": told}, receive, send
         )
@@ -303,23 +303,23 @@ async def test_a_body_that_breaks_off_leaves_nothing(site: OpenSite) -> None:
 async def test_artifacts_are_kept_under_their_lease_and_can_be_sent_again(site: OpenSite) -> None:
     """A lost answer is no reason to lose or to double a file; the completion refers to what the server said."""
     async with site() as here:
-        held = await held_lease(here, "r ü/1")
+        lease = await held_lease(here, "r ü/1")
         parts = [b"ab", b"", b"cd"]
 
-        first = await put(held, "artifacts/out/report ä%.txt", *parts)
-        again = await put(held, "artifacts/out/report ä%.txt", *parts)
-        empty = await put(held, "artifacts/empty", b"")
+        first = await put(lease, "artifacts/out/report ä%.txt", *parts)
+        again = await put(lease, "artifacts/out/report ä%.txt", *parts)
+        empty = await put(lease, "artifacts/empty", b"")
         said = [{"type": "file", "uri": reply.body["uri"], "bytes": reply.body["bytes"]} for reply in (first, empty)]
-        await held.send("Complete", artifacts=said)
+        await lease.send("Complete", artifacts=said)
 
         assert first.body == again.body
         assert first.body["bytes"] == 4
         assert first.body["sha256"] == sha256(b"abcd").hexdigest()
-        assert left_by(held) == {"out/report ä%.txt": b"abcd", "empty": b""}
+        assert left_by(lease) == {"out/report ä%.txt": b"abcd", "empty": b""}
         record = await here.server.find("r ü/1", Attempt)
         assert record.report["artifacts"][0]["uri"] == first.body["uri"]
         assert first.body["uri"].startswith("artifact:")
-        assert held.id not in first.body["uri"]
+        assert lease.id not in first.body["uri"]
 
 
 # -- caches
@@ -349,12 +349,12 @@ async def test_a_cache_is_written_once_and_read_by_all_runs_of_its_scope(site: O
 async def test_of_many_who_write_one_cache_one_is_first(site: OpenSite) -> None:
     """Two jobs finish in the same moment."""
     async with site() as here:
-        held = [await held_lease(here, f"q{n}", f"w{n}") for n in range(4)]
+        leases = [await held_lease(here, f"q{n}", f"w{n}") for n in range(4)]
 
-        replies = await asyncio.gather(*(put(each, "caches/k", b"%d" % n) for n, each in enumerate(held)))
+        replies = await asyncio.gather(*(put(lease, "caches/k", b"%d" % n) for n, lease in enumerate(leases)))
 
         [winner] = [n for n, reply in enumerate(replies) if reply.body["stored"]]
-        assert (await get(held[0], "caches/k")).body == b"%d" % winner
+        assert (await get(leases[0], "caches/k")).body == b"%d" % winner
 
 
 TRICKS = [
@@ -436,8 +436,8 @@ async def test_the_scope_is_the_records_never_the_requests(site: OpenSite) -> No
 async def test_a_cache_names_nothing_of_another_tenant(site: OpenSite) -> None:
     """The same key is another cache there."""
     async with site() as here:
-        held = await held_lease(here)
-        await put(held, "caches/k", b"mine")
+        lease = await held_lease(here)
+        await put(lease, "caches/k", b"mine")
         await here.server.do(NewRecord(id="f1", record=Attempt(id="f1", tenant="other", spec={})))
         other = await (await here.runner("w9", tenant="other")).take()
 
@@ -445,7 +445,7 @@ async def test_a_cache_names_nothing_of_another_tenant(site: OpenSite) -> None:
         await put(other, "caches/k", b"theirs")
         await put(other, "artifacts/a", b"theirs")
 
-        assert (await get(held, "caches/k")).body == b"mine"
+        assert (await get(lease, "caches/k")).body == b"mine"
         assert {name.split("/")[1] for name in everything(here)} == {TENANT, "other"}
 
 
@@ -454,10 +454,10 @@ async def test_a_large_cache_comes_in_parts(site: OpenSite, monkeypatch: pytest.
     """No answer is ever held in memory as a whole."""
     async with site() as here:
         monkeypatch.setattr(keys.read_all, "__defaults__", (300,))
-        held = await held_lease(here)
+        lease = await held_lease(here)
         content = bytes(range(250)) * 4
         assert len(content) == BOUNDS.cache_bytes
 
-        await put(held, "caches/k", content)
+        await put(lease, "caches/k", content)
 
-        assert (await get(held, "caches/k")).body == content
+        assert (await get(lease, "caches/k")).body == content

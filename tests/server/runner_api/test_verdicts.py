@@ -45,9 +45,9 @@ async def test_a_job_is_valid_only_with_its_runners_results(
     async with site() as here:
         runner = await here.runner()
         await planned(here.server, task("build", work={"steps": ["make"], "rules": RULES}, max_attempts=3))
-        held = await runner.take()
+        lease = await runner.take()
 
-        reply = await held.send("Complete", **said)
+        reply = await lease.send("Complete", **said)
 
         built, ended = await here.server.find("r1/build", Job), await here.server.find("r1/build.1", Attempt)
         assert reply.body["accepted"] is True
@@ -65,9 +65,9 @@ async def test_a_broken_rule_fails_an_attempt_of_the_plain_queue(site: OpenSite)
     async with site() as here:
         runner = await here.runner()
         await here.server.enqueue("q1", spec={"steps": ["make"], "rules": RULES})
-        held = await runner.take()
+        lease = await runner.take()
 
-        replies = [await held.send("Complete", verdicts=[GOOD, BAD]) for _ in range(2)]
+        replies = [await lease.send("Complete", verdicts=[GOOD, BAD]) for _ in range(2)]
 
         ended = await here.server.find("q1", Attempt)
         assert [reply.body["accepted"] for reply in replies] == [True, True]
