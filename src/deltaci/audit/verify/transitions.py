@@ -240,9 +240,8 @@ class TransitionsVerifier:
             return
         task.worker = worker
         worker.running_ids.add(task.id)
-        # Our export does not show that a worker with several slots lost one of its leases.
-        is_counted = worker.slots is not None and (worker.slots == 1 or not worker.is_native)
-        if is_counted and worker.slots is not None and len(worker.running_ids) > worker.slots:
+        # Our export does not show that a busy worker lost one of its leases, or that its number of slots was changed.
+        if worker.slots is not None and not worker.is_native and len(worker.running_ids) > worker.slots:
             self.flag(
                 "WST-KI1",
                 f"worker {worker.id} runs {', '.join(sorted(worker.running_ids))}",
