@@ -18,7 +18,7 @@ from deltaci.pipeline.planning.plan import Plan
 from deltaci.pipeline.repository import (
     ChangedPaths,
     PipelineFile,
-    is_triggered,
+    check_file_triggers,
     parse_pipelines,
     paths_to_read,
     pipeline_files,
@@ -146,7 +146,7 @@ def _plan_pipeline(
     common: dict[str, Any] = {"file": result.file, "text": file.text, "is_foreign": file.kind == "github"}
     if result.pipeline is None:
         return PlannedPipeline(**common, problems=errors(result.problems))
-    is_on, reason = is_triggered(file, change, diff.changed)
+    is_on, reason = check_file_triggers(file, change, diff.changed)
     if request.files and not is_on:  # A file that the user names always runs.
         is_on, reason = True, f"it was named, though {reason}"
     if not is_on:

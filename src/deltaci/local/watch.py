@@ -150,15 +150,15 @@ class LogFollower:
                 is_last = self._is_closing
                 while chunk := self._logs.read(self._attempt_id, self._number, self._offset, CHUNK_BYTES):
                     self._offset += len(chunk)
-                    self._add(chunk)
+                    self._add_chunk(chunk)
                     await asyncio.sleep(0)
                 if is_last:
                     if self._partial_line:
-                        self._add(b"\n")
+                        self._add_chunk(b"\n")
                     return
                 await self._has_data.wait()
 
-    def _add(self, chunk: bytes) -> None:
+    def _add_chunk(self, chunk: bytes) -> None:
         *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
         for line in lines:
             full_line = line + b"\n"

@@ -26,6 +26,7 @@ from deltaci.pipeline.parse.problems import Problem, errors
 from deltaci.pipeline.parse.reader import parse_pipeline
 from deltaci.pipeline.planning.compile import UNTRUSTED, CompileResult, check_triggers, compile_pipeline
 from deltaci.pipeline.planning.plan import Plan
+from deltaci.pipeline.planning.triggers import TriggerCheck
 from deltaci.protocol.messages import Source
 
 MAX_FILES: Final = 200
@@ -96,10 +97,10 @@ def parse_pipelines(
         return [
             PipelineFile(kind="discovered", result=ParseResult(file=DISCOVERED, pipeline=detect_pipeline(paths, texts)))
         ]
-    return [_parse(file, contents.get(file), texts) for file in files]
+    return [_parse_file(file, contents.get(file), texts) for file in files]
 
 
-def _parse(path: str, content: bytes | None, texts: Mapping[str, str]) -> PipelineFile:
+def _parse_file(path: str, content: bytes | None, texts: Mapping[str, str]) -> PipelineFile:
     if content is None:
         expected = f"expected at most {MAX_FILE_BYTES:,} bytes"
         problem = Problem(file=path, line=1, column=1, found="it is too large", expected=expected)
@@ -114,13 +115,13 @@ def _kind(path: str) -> Kind:
     return next((kind for kind, pattern in _KINDS if pattern.fullmatch(path)), "own")
 
 
-def is_triggered(file: PipelineFile, change: Change, changed: Collection[str] | None) -> tuple[bool, str]:
-    """Return whether a change starts the pipeline of a file, and the reason.
+def check_file_triggers(file: PipelineFile, change: Change, changed: Collection[str] | None) -> TriggerCheck:
+    """Check whether a change starts the pipeline of a file.
 
-    Return True for an invalid file, so that a run displays its problems.
+    It starts an invalid pipeline, so that a run displays its problems.
     """
     if file.result.pipeline is None:
-        return True, f"it has {len(errors(file.result.problems))} problems, so its triggers are unknown"
+        return TriggerCheck(True, f"it has {len(errors(file.result.problems))} problems, so its triggers are unknown")
     return check_triggers(file.result.pipeline, change, changed)
 
 

@@ -40,7 +40,7 @@ from deltaci.forges.credentials import repository_path
 from deltaci.git.command import GitFailed
 from deltaci.git.mirrors import Mirror, Mirrors
 from deltaci.git.repository import is_commit
-from deltaci.pipeline.repository import PipelineFile, is_triggered
+from deltaci.pipeline.repository import PipelineFile, check_file_triggers
 from deltaci.storage.port import Conflict, Store, Unavailable
 
 RESYNC_SECONDS: Final = 5.0
@@ -213,7 +213,7 @@ class ChangeHandler:
         diff = await compared(mirror, change, change.default_branch)
         outcomes: list[FileOutcome] = []
         for file in found[:MAX_FILES]:
-            is_on, why = is_triggered(file, change, diff.changed)
+            is_on, why = check_file_triggers(file, change, diff.changed)
             run_id = await self._born(kept, project, file) if is_on else ""
             outcomes.append(FileOutcome(file.result.file, run_id, why[:MAX_REASON]))
         return tuple(outcomes)

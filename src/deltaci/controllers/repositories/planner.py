@@ -36,7 +36,7 @@ from deltaci.git.command import GitFailed
 from deltaci.git.mirrors import Mirror, Mirrors
 from deltaci.pipeline.parse.problems import errors
 from deltaci.pipeline.planning.plan import Plan
-from deltaci.pipeline.repository import ChangedPaths, PipelineFile, is_triggered, plan_file
+from deltaci.pipeline.repository import ChangedPaths, PipelineFile, check_file_triggers, plan_file
 from deltaci.protocol.messages import Source
 from deltaci.storage.port import Conflict, Document, ListPosition, ListQuery, Store, Unavailable
 
@@ -218,13 +218,13 @@ class RunPlanner:
             if not found:
                 raise PlanFailedError([f"the commit {commit} has no pipeline file {wanted!r}"])
         else:
-            meant = [each for each in found if is_triggered(each, kept.change, diff.changed)[0]]
+            meant = [each for each in found if check_file_triggers(each, kept.change, diff.changed).is_triggered]
             if len(meant) != 1:
                 names = ", ".join(each.result.file for each in meant or found) or "none"
                 raise PlanFailedError([f"{len(meant)} pipeline files match; name one of: {names}"])
             found = meant
         if kept.change.event == "manual":
-            is_on, why = is_triggered(found[0], kept.change, diff.changed)
+            is_on, why = check_file_triggers(found[0], kept.change, diff.changed)
             if not is_on:
                 raise PlanFailedError(
                     [f"{found[0].result.file} cannot be started by hand: {why}; add `manual` to its `on`"]

@@ -21,7 +21,7 @@ from deltaci.storage.port import Store, load_jobs
 
 
 class WorkstreamContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a server that workstreams need."""
+    """The store, engine, projects, mirrors, blobs and logs of a server, as far as workstreams use them."""
 
     store: Store
     engine: Engine

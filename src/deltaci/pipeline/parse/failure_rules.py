@@ -90,7 +90,7 @@ def parse_failure_rules(content: str | bytes, file: str = DEFAULT_FILE) -> Failu
     if not content.strip():
         problems.add(Position(), "an empty file", "expected at least: 'rules: []'")
         return FailureRulesResult(file=file, rules=None, problems=problems.in_order())
-    parsed = _parse(content, problems)
+    parsed = _parse_file(content, problems)
     if parsed is None:
         return FailureRulesResult(file=file, rules=None, problems=problems.in_order())
     source, rules, total_ways = content.decode() if isinstance(content, bytes) else content, parsed.value.rules, 0
@@ -111,7 +111,7 @@ def parse_failure_rules(content: str | bytes, file: str = DEFAULT_FILE) -> Failu
     return FailureRulesResult(file=file, rules=tuple(map(_to_core_rule, rules)), problems=problems.in_order())
 
 
-def _parse(content: str | bytes, problems: ProblemList) -> ParsedNode | None:
+def _parse_file(content: str | bytes, problems: ProblemList) -> ParsedNode | None:
     """Return the content as a `RuleFile`, or None if it is invalid."""
     try:
         root = parse_yaml(decode_utf8(content, problems) if isinstance(content, bytes) else content, problems)

@@ -149,7 +149,7 @@ class _ExpressionChecker:
             return
         position, text, path = source_expression.position, source_expression.text, source_expression.path
         try:
-            expressions = self._parse(source_expression)
+            expressions = self._parse_expression(source_expression)
         except ExpressionError as error:
             self._problems.add(*expression_problem(self._source, position, text, error.problem))
             return
@@ -161,7 +161,7 @@ class _ExpressionChecker:
                 if reference.context in available.contexts:
                     self._check_reference(reference, scope, source_expression)
 
-    def _parse(self, source_expression: SourceExpression) -> tuple[Expression, ...]:
+    def _parse_expression(self, source_expression: SourceExpression) -> tuple[Expression, ...]:
         key = (source_expression.text, source_expression.is_condition)
         if key not in self._parsed:
             if source_expression.is_condition:

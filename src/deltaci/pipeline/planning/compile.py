@@ -1,7 +1,7 @@
 """Compile a pipeline and a change into a plan: which jobs run, which do not, and why.
 
     compile_pipeline(parsed, change, changed=…, …) -> CompileResult    the plan, or all problems with positions
-    check_triggers(pipeline, change, changed) -> (bool, reason)        whether the change starts the pipeline (`on`)
+    check_triggers(pipeline, change, changed) -> TriggerCheck          whether the change starts the pipeline (`on`)
 
 `parsed` is the result of `parse.reader.parse_pipeline`, or just a `model.Pipeline`. Compilation is pure: equal inputs
 give an equal plan with an equal hash. It decides everything that depends only on `github`, `inputs` and `vars`:

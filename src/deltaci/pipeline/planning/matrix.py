@@ -64,7 +64,7 @@ class Combination(Struct, frozen=True):
 
 
 class Expansion(Struct, frozen=True, kw_only=True):
-    """The result of expanding a strategy: its combinations in order, and its settings."""
+    """The result of expanding a strategy: its combinations in order, `fail-fast` and `max-parallel`."""
 
     combinations: tuple[Combination, ...]
     is_fail_fast: bool = True
@@ -73,7 +73,7 @@ class Expansion(Struct, frozen=True, kw_only=True):
 
 
 def expand(job: str, strategy: object) -> Expansion:
-    """Return the combinations and settings of a strategy, given as plain values without expressions.
+    """Return the combinations, `fail-fast` and `max-parallel` of a strategy of plain values without expressions.
 
     `job` is the id of the job, for the names. Without a matrix, there is one combination without values. Raise
     `MatrixError` if the strategy is invalid.

@@ -33,7 +33,10 @@ class ExcludedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The jobs and settings of a run. People approve a plan by its `hash`: see `deltaci.core.plan.plan_hash`."""
+    """The jobs of a run, its time limit and its concurrency group.
+
+    People approve a plan by its `hash`: see `deltaci.core.plan.plan_hash`.
+    """
 
     file: str
     name: str

@@ -89,7 +89,7 @@ def find(folder: Folder) -> Project | None:
     if folder.find_file("rush.json"):
         problem = "there is rush.json: the projects of a Rush repository must be built with Rush"
         return Project(ecosystem=ECOSYSTEM, folder=folder.path, unclear=(problem,))
-    drafts = [*_build(folder, package, scripts, manager), *_test(folder, package, scripts, manager)]
+    drafts = [*_build_drafts(folder, package, scripts, manager), *_test(folder, package, scripts, manager)]
     drafts += _lint(folder, package, scripts, manager)
     unclear = () if drafts else ("package.json has no script with a usual name for a test, build or check",)
     return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=tuple(drafts), unclear=unclear)
@@ -368,7 +368,9 @@ def _run_binary(manager: PackageManager) -> str:
     return {"npm": "npx", "yarn": "yarn", "pnpm": "pnpm exec", "bun": "bunx"}[manager.name]
 
 
-def _build(folder: Folder, package: dict[str, Any], scripts: dict[str, str], manager: PackageManager) -> list[JobDraft]:
+def _build_drafts(
+    folder: Folder, package: dict[str, Any], scripts: dict[str, str], manager: PackageManager
+) -> list[JobDraft]:
     name = _first_script(scripts, BUILD_SCRIPTS)
     if name is None or NO_TESTS.search(scripts[name]):
         return []

@@ -86,7 +86,7 @@ def find(folder: Folder) -> Project | None:
     if project is None:
         return None
     tests, unclear = _tests(project)
-    build = _build(project)
+    build = _build_drafts(project)
     lint = lint_drafts(folder, project.pyproject, project.setup_cfg, project.checkout)
     return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=(*build, *tests, *lint), unclear=unclear)
 
@@ -365,7 +365,7 @@ def _printable_backend(text: str) -> str:
     return text if re.fullmatch(r"[\w.:-]{1,60}", text) else "another backend"
 
 
-def _build(project: PythonProject) -> tuple[JobDraft, ...]:
+def _build_drafts(project: PythonProject) -> tuple[JobDraft, ...]:
     if not project.is_package or get_nested(project.pyproject, "tool", "poetry", "package-mode") is False:
         return ()
     backend, folder = _compiler_backend(project), project.folder
