@@ -129,10 +129,12 @@ class Request:
         """
         if not self.has_header(_SHA256):
             return None
-        digest = self.header(_SHA256)
-        if not _DIGEST.fullmatch(digest):
-            raise Refused("bad_request", f"{SHA256_HEADER} is {digest[:20]!r}; give 64 digits in hex, or leave it out")
-        return digest
+        declared_hash = self.header(_SHA256)
+        if not _DIGEST.fullmatch(declared_hash):
+            raise Refused(
+                "bad_request", f"{SHA256_HEADER} is {declared_hash[:20]!r}; give 64 digits in hex, or leave it out"
+            )
+        return declared_hash
 
     async def disconnected(self) -> None:
         """Wait until the client has closed the connection. Call it only after the body was read."""

@@ -92,11 +92,11 @@ class WebhookApp:
             headers = refusal.raw_headers()
             if refusal.code == "too_large":  # The rest of the body is not read.
                 headers.append((b"connection", b"close"))
-        await _send(send, status, response, headers)
+        await _send_response(send, status, response, headers)
 
     async def _respond(self, request: Request) -> tuple[int, WebhookResponse]:
         tenant, name = _parse_path(request)
-        delivery = await self._read(request)
+        delivery = await self._read_delivery(request)
         began_at = time.monotonic()
         project = await self._find_project(tenant, name)
         if not self._has_valid_signature(project, delivery):
@@ -108,7 +108,7 @@ class WebhookApp:
         assert project is not None
         return await self._accept_event(project, delivery, request)
 
-    async def _read(self, request: Request) -> Delivery:
+    async def _read_delivery(self, request: Request) -> Delivery:
         """Read the request's body and return the delivery.
 
         Raises `Overloaded` if all bodies that are being read exceed `MAX_BUFFERED_BYTES`, and `Refused` if one takes
@@ -244,7 +244,9 @@ def _ignored_response(why: str) -> WebhookResponse:
     return WebhookResponse(result="ignored", why=why)
 
 
-async def _send(send: Send, status: int, response: WebhookResponse, extra_headers: list[tuple[bytes, bytes]]) -> None:
+async def _send_response(
+    send: Send, status: int, response: WebhookResponse, extra_headers: list[tuple[bytes, bytes]]
+) -> None:
     body = msgspec.json.encode(response) + b"\n"
     headers = [
         (b"content-type", b"application/json"),

@@ -153,7 +153,7 @@ class IssuerClient:
     async def post(self, url: str, form: Mapping[str, str], headers: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
         """Post a form to the issuer. Return the status and the decoded body, also for an error status."""
         all_headers = {"Accept": "application/json", "Content-Type": "application/x-www-form-urlencoded", **headers}
-        return await asyncio.to_thread(self._send, url, all_headers, urlencode(form).encode())
+        return await asyncio.to_thread(self._send_request, url, all_headers, urlencode(form).encode())
 
     def _signing_key_id(self, token: str) -> str:
         """Return the key id in the token's header, or an empty string.
@@ -234,12 +234,12 @@ class IssuerClient:
         from joserfc import errors
         from joserfc.jwk import ECKey, OKPKey, RSAKey
 
-        metadata = self._get(self.issuer.rstrip("/") + "/.well-known/openid-configuration")
+        metadata = self._get_json(self.issuer.rstrip("/") + "/.well-known/openid-configuration")
         if metadata.get("issuer") != self.issuer:
             raise FetchError(
                 f"its configuration is of issuer {quote_value(metadata.get('issuer'))}, not of {self.issuer}"
             )
-        jwks = self._get(str(metadata.get("jwks_uri"))).get("keys")
+        jwks = self._get_json(str(metadata.get("jwks_uri"))).get("keys")
         if not isinstance(jwks, list):
             raise FetchError("its list of keys has no 'keys'")
         key_types: dict[str, Any] = {"RSA": RSAKey, "EC": ECKey, "OKP": OKPKey}
@@ -256,13 +256,13 @@ class IssuerClient:
             raise FetchError("it lists no public key that can be used")
         return metadata, keys
 
-    def _get(self, url: str) -> dict[str, Any]:
-        status, document = self._send(url, {"Accept": "application/json"})
+    def _get_json(self, url: str) -> dict[str, Any]:
+        status, document = self._send_request(url, {"Accept": "application/json"})
         if status != OK:
             raise FetchError(f"{url} answers {status}")
         return document
 
-    def _send(self, url: str, headers: dict[str, str], body: bytes | None = None) -> tuple[int, dict[str, Any]]:
+    def _send_request(self, url: str, headers: dict[str, str], body: bytes | None = None) -> tuple[int, dict[str, Any]]:
         check_url(url, self.issuer)
         handlers: list[urllib.request.BaseHandler] = [_NoRedirects(), _NoErrors()]
         if self._tls is not None:

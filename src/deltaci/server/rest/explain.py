@@ -28,23 +28,23 @@ _PAGE: Final = 200
 
 
 async def explain_run(call: Call) -> api.Explanation:
-    run, jobs, attempts, events, tenant_state = await _load(call)
+    run, jobs, attempts, events, tenant_state = await _load_run_records(call)
     return _serialize(explain.explain_run(run, jobs, attempts, events, tenant_state))
 
 
 async def explain_job(call: Call) -> api.Explanation:
     job = await get_job(call)
-    run, jobs, attempts, events, tenant_state = await _load(call)
+    run, jobs, attempts, events, tenant_state = await _load_run_records(call)
     return _serialize(explain.explain_job(job, run, jobs, attempts, events, tenant_state))
 
 
 async def explain_attempt(call: Call) -> api.Explanation:
     attempt = await get_attempt(call)
-    run, jobs, attempts, events, tenant_state = await _load(call)
+    run, jobs, attempts, events, tenant_state = await _load_run_records(call)
     return _serialize(explain.explain_attempt(attempt, run, jobs, attempts, events, tenant_state))
 
 
-async def _load(call: Call) -> tuple[Run, list[Job], list[Attempt], list[Event], explain.TenantState]:
+async def _load_run_records(call: Call) -> tuple[Run, list[Job], list[Attempt], list[Event], explain.TenantState]:
     run = await get_run(call)
     jobs = await get_jobs(call, run)
     attempts = [attempt for job_attempts in (await get_attempts(call, jobs)).values() for attempt in job_attempts]

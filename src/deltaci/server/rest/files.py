@@ -106,9 +106,9 @@ class FileResponse:
             headers[SHA256_HEADER] = self._blob_stat.sha256
         async with open_response(send, self._call.request) as out:
             await out.start(headers, self._range.status)
-            await write_range(out, self._range, self._call.app.disk, self._read)
+            await write_range(out, self._range, self._call.app.disk, self._read_artifact)
 
-    def _read(self, offset: int) -> bytes:
+    def _read_artifact(self, offset: int) -> bytes:
         chunk = self._call.app.blobs.get(self._key, offset, min(keys.PART_BYTES, self._range.stop - offset))
         if not chunk:
             raise BlobStoreUnavailable(f"{self._key} ended at byte {offset}: it was replaced during the response")

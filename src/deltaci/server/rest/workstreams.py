@@ -55,7 +55,8 @@ async def create_workstream(call: Call) -> JsonResponse:
     request = IdempotentRequest(call, "workstream", params)
     if (existing := await request.find_existing()) is not None:
         return await _response(call, existing.id, is_repeat=True)
-    stream = await asyncio.to_thread(_parse, params)  # A large file takes seconds, which must not block other requests.
+    # A large file takes seconds, which must not block other requests.
+    stream = await asyncio.to_thread(_parse_workstream, params)
     await call.app.tenants.check_queue(call.caller.tenant)
     try:
         workstream = await _service(call).create(
@@ -79,7 +80,7 @@ async def _response(call: Call, id: str, *, is_repeat: bool) -> JsonResponse:
     return JsonResponse(value=await _workstream(call, id), status=200 if is_repeat else 201, headers=headers)
 
 
-def _parse(params: wire.WorkstreamInput) -> model.Workstream:
+def _parse_workstream(params: wire.WorkstreamInput) -> model.Workstream:
     """Return the parsed workstream. Raise Refused with its problems if it has any."""
     if (params.file is None) == (params.spec is None):
         provided_text = "both" if params.file is not None else "neither"

@@ -119,7 +119,7 @@ class RunnerApp:
             return
         if isinstance(response, wire.StaleLease):
             status = 409
-        await _send(send, status, wire.encode(response), headers)
+        await _send_response(send, status, wire.encode(response), headers)
 
     async def _route(self, request: Request) -> Any:
         name, path_rest = _parse_path(request)
@@ -288,7 +288,7 @@ def _problem(error: Refused | msgspec.DecodeError) -> Problem:
     return Problem("bad_message", f"{error}; see docs/protocol.md")
 
 
-async def _send(send: Send, status: int, body: bytes, error_headers: list[tuple[bytes, bytes]]) -> None:
+async def _send_response(send: Send, status: int, body: bytes, error_headers: list[tuple[bytes, bytes]]) -> None:
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

@@ -466,7 +466,7 @@ def _progress(message: Heartbeat) -> dict[str, Any] | None:
 
 
 def _report(message: Complete | CancelAck) -> dict[str, Any]:
-    """Return the parts of the message that are stored for display. The lease id is not among them."""
+    """Return the non-empty `REPORTED_FIELDS` of the message, which are stored for display."""
     if isinstance(message, Complete):
         json_copy("cost", message.cost)
     fields: dict[str, Any] = msgspec.to_builtins(message)

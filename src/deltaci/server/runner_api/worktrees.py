@@ -74,7 +74,7 @@ class WorktreeHandlers:
         ensure_queued_commit: EnsureQueuedCommit,
     ) -> None:
         self._message_handlers = message_handlers
-        self._streams = WorkstreamRecords(store)
+        self._workstream_records = WorkstreamRecords(store)
         self._projects = repositories.projects
         self._mirrors = repositories.mirrors
         self._blobs = blobs
@@ -117,7 +117,9 @@ class WorktreeHandlers:
             return await self._start_at_commit(attempt, worktree)
         # A task gets the worktree of its own workstream only, whatever its job spec names.
         stream = (
-            await self._streams.find(attempt.tenant, worktree.stream) if worktree.stream == attempt.run_id else None
+            await self._workstream_records.find(attempt.tenant, worktree.stream)
+            if worktree.stream == attempt.run_id
+            else None
         )
         if stream is None or not stream.base_commit:
             raise Refused("not_found", "the job has no planned workstream")

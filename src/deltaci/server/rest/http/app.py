@@ -163,7 +163,7 @@ class ApiApp:
             await response.send(send)
             return
         headers = {REQUEST_ID_HEADER: request_id, **response.headers}
-        await _send(send, response.status or 200, wire.encode(response.value), "application/json", headers)
+        await _send_response(send, response.status or 200, wire.encode(response.value), "application/json", headers)
 
     async def call_handler(
         self,
@@ -186,14 +186,14 @@ class ApiApp:
             route=route,
             caller=caller,
             params=_path_parameters(route, [str(params[name]) for name in _PARAMETER_NAMES[operation_id]]),
-            query=_convert(query, route.query),
-            body=_convert(body, route.body),
+            query=_convert_fields(query, route.query),
+            body=_convert_fields(body, route.body),
             request=request,
             app=self._app_state,
             reauthenticate=partial(self._authenticate, request),
             idempotency_key=idempotency_key,
         )
-        response = await self._handle(call)
+        response = await self._handle_call(call)
         return response.value if isinstance(response, JsonResponse) else response
 
     async def _respond(self, request: Request, query: bytes) -> JsonResponse | StreamingResponse:
@@ -211,7 +211,7 @@ class ApiApp:
             app=self._app_state,
             reauthenticate=partial(self._authenticate, request),
         )
-        return await self._handle(call)
+        return await self._handle_call(call)
 
     async def _authenticate(self, request: Request) -> Caller:
         """Return the caller: the user of a session of the web interface, else the owner of the API key."""
@@ -219,7 +219,7 @@ class ApiApp:
             return caller
         return await self._app_state.keys.caller(request.token())
 
-    async def _handle(self, call: Call) -> JsonResponse | StreamingResponse:
+    async def _handle_call(self, call: Call) -> JsonResponse | StreamingResponse:
         route = call.route
         async with self._app_state.tenants.request_slots.slot(call.caller.tenant):
             response = await HANDLERS[route.id](call)
@@ -266,7 +266,7 @@ def _parse_query(route: Route, query: bytes) -> Any:
         raise msgspec.ValidationError(explain_error(error, route.query)) from None
 
 
-def _convert(fields: Mapping[str, Any], schema: type[RequestSchema] | None) -> Any:
+def _convert_fields(fields: Mapping[str, Any], schema: type[RequestSchema] | None) -> Any:
     if schema is None:
         return None
     try:
@@ -310,10 +310,12 @@ async def _send_problem(send: Send, request_id: str, error: HttpError) -> None:
     )
     headers = {REQUEST_ID_HEADER: request_id, **error_headers}
     with suppress(ConnectionError):
-        await _send(send, refusal.status, wire.encode(problem), "application/problem+json", headers)
+        await _send_response(send, refusal.status, wire.encode(problem), "application/problem+json", headers)
 
 
-async def _send(send: Send, status: int, body: bytes, content_type: str, extra_headers: Mapping[str, str]) -> None:
+async def _send_response(
+    send: Send, status: int, body: bytes, content_type: str, extra_headers: Mapping[str, str]
+) -> None:
     headers = [
         (b"content-type", content_type.encode()),
         (b"content-length", str(len(body)).encode()),

@@ -126,7 +126,7 @@ class LogFile:
             headers["Content-Disposition"] = content_disposition(self._file_name)
         async with open_response(send, self._call.request) as out:
             await out.start(headers, self._range.status)
-            await write_range(out, self._range, self._call.app.disk, self._read)
+            await write_range(out, self._range, self._call.app.disk, self._read_log)
 
     async def last(self, limit: int) -> bytes:
         """Return the last `limit` bytes of the range, for the web interface."""
@@ -142,7 +142,7 @@ class LogFile:
         lease = f".{self._lease_number}" if self._lease_number > 1 else ""
         return f"{params['job']}-{params.get('index', 'last')}{lease}.log"
 
-    def _read(self, offset: int) -> bytes:
+    def _read_log(self, offset: int) -> bytes:
         limit = min(PART_BYTES, self._range.stop - offset)
         chunk = self._call.app.logs.read(self._attempt_id, self._lease_number, offset, limit)
         if not chunk:
