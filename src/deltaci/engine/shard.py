@@ -145,7 +145,7 @@ class Shard:
             try:
                 responses = iter(await self.apply([request for pending in batch for request in pending.requests]))
             except asyncio.CancelledError:
-                self._fail(batch, asyncio.CancelledError())
+                self._fail_batch(batch, asyncio.CancelledError())
                 raise
             except Exception as error:
                 await self._apply_separately(batch, error)
@@ -162,19 +162,19 @@ class Shard:
         unavailable.
         """
         if len(batch) == 1 or isinstance(error, Unavailable):
-            self._fail(batch, error)
+            self._fail_batch(batch, error)
             return
         for pending in batch:
             try:
                 caller_responses = await self.apply(pending.requests)
             except Exception as caller_error:
-                self._fail([pending], caller_error)
+                self._fail_batch([pending], caller_error)
             else:
                 if not pending.responses.done():
                     pending.responses.set_result(caller_responses)
 
     @staticmethod
-    def _fail(batch: Iterable[PendingRequests], error: BaseException) -> None:
+    def _fail_batch(batch: Iterable[PendingRequests], error: BaseException) -> None:
         """Raise the error in each caller of the batch that still waits."""
         for pending in batch:
             if not pending.responses.done():
@@ -190,7 +190,7 @@ class Shard:
 
     def cancel_pending(self) -> None:
         """Cancel all requests in the inbox."""
-        self._fail(self._inbox, asyncio.CancelledError())
+        self._fail_batch(self._inbox, asyncio.CancelledError())
         self._inbox.clear()
 
     async def apply(self, requests: Sequence[Request]) -> list[Response]:
@@ -335,7 +335,7 @@ class Shard:
                 load_count += 1
                 record = self._unit_of_work.records.get(command.id)
                 run_id = record.run_id if record is not None and load_count == MAX_CHAIN_LOADS else ""
-                yield from self._load(not_loaded, run_id)
+                yield from self._load_missing(not_loaded, run_id)
                 continue
             except Refused as refused:
                 if self._evict_stale(command.id, changed):
@@ -374,7 +374,7 @@ class Shard:
             self._stored_columns.pop(stale_id, None)
         return bool(stale_ids)
 
-    def _load(self, not_loaded: NotLoaded, whole_run_id: str = "") -> Transaction[None]:
+    def _load_missing(self, not_loaded: NotLoaded, whole_run_id: str = "") -> Transaction[None]:
         if run_id := whole_run_id or not_loaded.jobs_of:
             stored_records = yield LoadJobs(run_id)
             self._cache_loaded(stored_records)

@@ -86,7 +86,7 @@ class Heartbeats:
             self._last_seen[key] = self._published[key] = now
         self._forget_old(now)
         if seen_keys:
-            await self._write()
+            await self._write_heartbeats()
 
     def _forget_old(self, now: int) -> None:
         limits = self._limits
@@ -99,7 +99,7 @@ class Heartbeats:
             for key in [key for key, seen_at in times_by_worker.items() if seen_at > now]:
                 times_by_worker[key] = now  # The store's clock went back.
 
-    async def _write(self) -> None:
+    async def _write_heartbeats(self) -> None:
         names_by_group: dict[tuple[int, str], list[str]] = {}
         for (tenant, name), seen_at in self._published.items():
             names_by_group.setdefault((seen_at, tenant), []).append(name)

@@ -91,13 +91,13 @@ class CachedForgeProjects:
         now = self._clock()
         if cached is not None and cached_stored == stored and now < expires_at:
             return cached
-        loaded_project = await asyncio.to_thread(self._load, tenant, stored)
+        loaded_project = await asyncio.to_thread(self._load_project, tenant, stored)
         if len(self._cache) >= MAX_CACHED:
             self._cache.clear()
         self._cache[tenant, project] = (now + CACHE_SECONDS, stored, loaded_project)
         return loaded_project
 
-    def _load(self, tenant: str, stored: StoredProject) -> ForgeProject:
+    def _load_project(self, tenant: str, stored: StoredProject) -> ForgeProject:
         webhook_secret, _ = self._secret_or_problem(tenant, stored, stored.webhook_secret)
         api_token, problem = self._secret_or_problem(tenant, stored, stored.api_token)
         app_id, installation_id, api_token = (

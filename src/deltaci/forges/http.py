@@ -73,17 +73,17 @@ class ForgeHttpClient:
         """
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                return await self._send(request)
+                return await self._send_request(request)
         except TimeoutError:
             raise Unreachable(f"no answer within {self._timeout_seconds:.0f} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise Unreachable(plain_line(f"{type(error).__name__}: {error}", MAX_EXCERPT)) from None
 
-    async def _send(self, request: ForgeRequest) -> tuple[ForgeResponse, bytes]:
+    async def _send_request(self, request: ForgeRequest) -> tuple[ForgeResponse, bytes]:
         if not all(value.isascii() and value.isprintable() for value in request.headers.values()):
             raise NotAllowed("the token contains invalid characters, perhaps a newline; set it again")
         url = httpx.URL(request.url)
-        ip = await self._resolve(url)
+        ip = await self._resolve_host(url)
         has_body = request.method not in ("GET", "DELETE")
         headers = {**request.headers, "Host": url.netloc.decode("ascii")}
         # The certificate must be valid for the host name, though the connection goes to an IP address.
@@ -103,7 +103,7 @@ class ForgeHttpClient:
         retry_after = retry_after_seconds(response.headers, time.time())
         return ForgeResponse(response.status_code, _excerpt(body), retry_after, _resource_id(body)), body
 
-    async def _resolve(self, url: httpx.URL) -> str:
+    async def _resolve_host(self, url: httpx.URL) -> str:
         """Return an IP address of the URL's host. Raises `NotAllowed` if no request may be sent there."""
         host = url.raw_host.decode("ascii").lower()
         if url.scheme not in ("https", "http") or not host or url.userinfo:

@@ -59,7 +59,10 @@ CREDENTIAL_HELPER: Final = (
 
 
 class GitProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """The environment variables, settings and limits with which git runs. A limit of 0 does not apply."""
+    """How git runs: its environment variables and configuration, and limits of time, file size and concurrency.
+
+    A limit of 0 does not apply.
+    """
 
     variables: tuple[str, ...]  # The only variables of this process's environment that git sees.
     settings: dict[str, str] = {}

@@ -70,11 +70,11 @@ class CommitBuilder:
 
     async def tree_of(self, commit: str) -> str:
         """Return the hash of a commit's tree."""
-        return (await self._run("rev-parse", "--verify", "--quiet", f"{commit}^{{tree}}")).decode().strip()
+        return (await self._run_git("rev-parse", "--verify", "--quiet", f"{commit}^{{tree}}")).decode().strip()
 
     async def commits_between(self, base: str, head: str) -> list[str]:
         """Return the commits that `head` has and `base` has not, oldest first."""
-        output = await self._run("rev-list", "--reverse", "--topo-order", head, f"^{base}", "--")
+        output = await self._run_git("rev-list", "--reverse", "--topo-order", head, f"^{base}", "--")
         return output.decode().split()
 
     # -- commits
@@ -103,7 +103,7 @@ class CommitBuilder:
         lines = [f"tree {tree}", *(f"parent {parent}" for parent in parents), *signatures]
         commit_object = "\n".join((*lines, "", message.strip().replace("\0", ""), ""))
         args = ("hash-object", "-t", "commit", "-w", "--stdin")
-        return (await self._run(*args, input=commit_object.encode())).decode().strip()
+        return (await self._run_git(*args, input=commit_object.encode())).decode().strip()
 
     async def merge(self, base: str, heads: Sequence[str], message: str, committer: Signature) -> str:
         """Create one merge commit of the base and all heads and return it. Raise `MergeConflict` if they conflict."""
@@ -132,7 +132,7 @@ class CommitBuilder:
             return head
         rebased, has_merges = base, False
         for commit in await self.commits_between(base, head):
-            parents = (await self._run("rev-parse", f"{commit}^@")).decode().split()
+            parents = (await self._run_git("rev-parse", f"{commit}^@")).decode().split()
             if len(parents) != 1:
                 has_merges = True
                 continue  # The commits that a merge brought in are in the list themselves.
@@ -149,7 +149,7 @@ class CommitBuilder:
 
     async def _copy_commit(self, commit: str, tree: str, parent: str, committer: Signature) -> str:
         """Create a copy of a commit with another tree, parent and committer, and return its hash."""
-        original_object = (await self._run("cat-file", "commit", commit)).decode("utf-8", "surrogateescape")
+        original_object = (await self._run_git("cat-file", "commit", commit)).decode("utf-8", "surrogateescape")
         header, _, message = original_object.partition("\n\n")
         author_line = next(line for line in header.split("\n") if line.startswith("author "))
         encoding_lines = [line for line in header.split("\n") if line.startswith("encoding ")]
@@ -158,27 +158,29 @@ class CommitBuilder:
             (f"tree {tree}", f"parent {parent}", author_line, committer_line, *encoding_lines, "", message)
         )
         args = ("hash-object", "-t", "commit", "-w", "--stdin")
-        return (await self._run(*args, input=commit_object.encode("utf-8", "surrogateescape"))).decode().strip()
+        return (await self._run_git(*args, input=commit_object.encode("utf-8", "surrogateescape"))).decode().strip()
 
     # -- refs and bundles
 
     async def set_ref(self, name: str, commit: str) -> None:
         """Point an internal ref of the mirror to a commit, so that git does not remove the commit."""
-        await self._run("update-ref", f"{INTERNAL_REFS}{name}", commit)
+        await self._run_git("update-ref", f"{INTERNAL_REFS}{name}", commit)
 
     async def delete_ref(self, name: str) -> None:
         """Delete an internal ref of the mirror."""
-        await self._run("update-ref", "-d", f"{INTERNAL_REFS}{name}")
+        await self._run_git("update-ref", "-d", f"{INTERNAL_REFS}{name}")
 
     async def write_bundle(self, commit: str, excluded_commits: Sequence[str], file: Path) -> None:
         """Write a bundle with the commits that are in the history of `commit`, but not of the excluded ones."""
         ref = f"{INTERNAL_REFS}bundles/{secrets.token_hex(8)}"
-        await self._run("update-ref", ref, commit)  # `git bundle` accepts only refs.
+        await self._run_git("update-ref", ref, commit)  # `git bundle` accepts only refs.
         try:
             exclusions = (f"^{excluded_commit}" for excluded_commit in excluded_commits)
-            await self._run("bundle", "create", "--quiet", str(file), ref, *exclusions, timeout_seconds=FETCH_SECONDS)
+            await self._run_git(
+                "bundle", "create", "--quiet", str(file), ref, *exclusions, timeout_seconds=FETCH_SECONDS
+            )
         finally:
-            await self._run("update-ref", "-d", ref)
+            await self._run_git("update-ref", "-d", ref)
 
     async def import_bundle(self, file: Path, commit: str, start_commit: str) -> None:
         """Import a commit that descends from `start_commit` from the bundle of a job, unless the mirror has it.
@@ -219,7 +221,7 @@ class CommitBuilder:
         tip = await self.fetch_branch(branch)
         return await self.mirror.has_commit(commit) and await self.mirror.is_ancestor(commit, tip)
 
-    async def _run(self, *args: str, input: bytes = b"", timeout_seconds: float = 0) -> bytes:
+    async def _run_git(self, *args: str, input: bytes = b"", timeout_seconds: float = 0) -> bytes:
         """Run git in the mirror. Try again once after removing the lock files of a killed process."""
         try:
             return await self.mirror.run(*args, input=input, timeout_seconds=timeout_seconds)

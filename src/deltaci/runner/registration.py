@@ -115,7 +115,7 @@ class CredentialProvider:
             if self._oidc is None or self._has_certificate:
                 raise
             return self._register(self._oidc())
-        return self._store(renewed)
+        return self._store_credential(renewed)
 
     def _register(self, token: str) -> Registered:
         """Register with a token and return the credential.
@@ -129,11 +129,11 @@ class CredentialProvider:
         registered = self._client.register(
             token, self._labels, self._slots, path.read_text(encoding="ascii", errors="replace")
         )
-        self._store(registered)
+        self._store_credential(registered)
         path.unlink(missing_ok=True)
         return registered
 
-    def _store(self, registered: Registered) -> Registered:
+    def _store_credential(self, registered: Registered) -> Registered:
         """Use the credential from now on and write it to a file. Return it."""
         self._client.token = registered.credential
         if registered.credential:

@@ -85,7 +85,7 @@ class TlsConfig:
             stamps = self._stat_files()
             if self._context is None or stamps != self._stamps:
                 try:
-                    self._context = self._load()
+                    self._context = self._load_context()
                 except ValueError as error:
                     if self._context is None:
                         raise InvalidTlsFiles(str(error)) from None
@@ -98,7 +98,7 @@ class TlsConfig:
         """Return the stamps of all configured files, which differ when a file has changed."""
         return tuple(_stat(path) for path in (self._ca, self._cert, self._key) if path is not None)
 
-    def _load(self) -> ssl.SSLContext:
+    def _load_context(self) -> ssl.SSLContext:
         """Return a new TLS context with the current content of the files."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # Verifies the server's certificate and its name.
         context.minimum_version = ssl.TLSVersion.TLSv1_2

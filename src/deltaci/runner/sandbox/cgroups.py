@@ -48,11 +48,11 @@ class Groups(NamedTuple):
 def find_hierarchies(proc: Path = Path("/proc/self")) -> Hierarchies:
     """Return the runner's own groups."""
     runner_paths: dict[str, str] = {}
-    for line in _read(proc / "cgroup").splitlines():
+    for line in _read_text(proc / "cgroup").splitlines():
         number, names, path = line.split(":", 2)
         runner_paths.update(dict.fromkeys(names.split(",") if number != "0" else [""], path))
     v2, v1 = None, {}
-    for line in _read(proc / "mountinfo").splitlines():
+    for line in _read_text(proc / "mountinfo").splitlines():
         fields, _, rest = line.partition(" - ")
         root, point = fields.split()[3:5]
         kind, _, options = rest.split()[:3]
@@ -152,8 +152,8 @@ def _is_alive(pid: int) -> bool:
 
 def _create_v2(runner_group: Path, name: str, controllers: set[str]) -> Path | None:
     parent = _job_parent(runner_group)
-    available = controllers & set(_read(parent / "cgroup.controllers").split())
-    missing = available - set(_read(parent / "cgroup.subtree_control").split())
+    available = controllers & set(_read_text(parent / "cgroup.controllers").split())
+    missing = available - set(_read_text(parent / "cgroup.subtree_control").split())
     if missing and not _enable(parent, missing):
         _move_runner(parent)
         _enable(parent, missing)
@@ -169,7 +169,7 @@ def _enable(parent: Path, controllers: set[str]) -> bool:
 
 def _move_runner(parent: Path) -> None:
     """Move the runner into a leaf group if it is alone in its group; else the group is not ours to change."""
-    if _read(parent / "cgroup.procs").split() != [str(os.getpid())]:
+    if _read_text(parent / "cgroup.procs").split() != [str(os.getpid())]:
         return
     leaf = parent / RUNNER
     with contextlib.suppress(OSError):
@@ -255,7 +255,7 @@ def _visible_path(point: str, root: str, runner_group: str) -> Path:
     return Path(point + "/" + inside.strip("/")) if inside.strip("/") else Path(point)
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text()
     except OSError:

@@ -106,12 +106,12 @@ class ServiceContainers:
         """Wait until the service's health check succeeds. Raise `StepFailed` if it ends or takes too long."""
         name, deadline = self._container_name(service), asyncio.get_running_loop().time() + READY_SECONDS
         while True:
-            exit_code, output = await self._run(["inspect", "--format", "{{.State.Running}}", name])
+            exit_code, output = await self._run_tool(["inspect", "--format", "{{.State.Running}}", name])
             if exit_code or output != "true":
                 raise StepFailed(f"service {service.name}: it ended before it was ready; see its log", CODE)
             if not service.health:
                 return
-            exit_code, output = await self._run(["exec", name, "sh", "-c", service.health])
+            exit_code, output = await self._run_tool(["exec", name, "sh", "-c", service.health])
             if not exit_code:
                 return
             if asyncio.get_running_loop().time() > deadline:
@@ -127,7 +127,7 @@ class ServiceContainers:
         for port in service.ports:
             container_port = port.rpartition(":")[2]
             with_protocol = container_port if "/" in container_port else f"{container_port}/tcp"
-            exit_code, output = await self._run(["port", self._container_name(service), with_protocol])
+            exit_code, output = await self._run_tool(["port", self._container_name(service), with_protocol])
             if not exit_code and output:
                 published[container_port.partition("/")[0]] = output.splitlines()[0].rpartition(":")[2]
         return published
@@ -135,7 +135,7 @@ class ServiceContainers:
     async def _log_output(self) -> None:
         """Write the last lines that each service printed to the job's log."""
         for name, container in self._started_containers:
-            _, output = await self._run(["logs", "--tail", str(MAX_LOG_LINES), container], with_errors=True)
+            _, output = await self._run_tool(["logs", "--tail", str(MAX_LOG_LINES), container], with_errors=True)
             for line in output.splitlines()[-MAX_LOG_LINES:]:
                 self._log.write_line(f"service {name}: {line}")
 
@@ -144,18 +144,18 @@ class ServiceContainers:
         if is_failed and self._started_containers:
             await self._log_output()
         for _, container in self._started_containers:
-            await self._run(["rm", "--force", "--volumes", container])
+            await self._run_tool(["rm", "--force", "--volumes", container])
         if self._network:
-            await self._run(["network", "rm", self._network])
+            await self._run_tool(["network", "rm", self._network])
         self._started_containers, self._network = [], ""
 
     async def _run_checked(self, arguments: list[str], subject: str, env: dict[str, str] | None = None) -> None:
         """Run podman or docker. Raise `StepFailed`, which names `subject`, if it fails."""
-        exit_code, output = await self._run(arguments, env)
+        exit_code, output = await self._run_tool(arguments, env)
         if exit_code:
             raise StepFailed(f"{subject} did not start: {output[-500:]}", CODE)
 
-    async def _run(
+    async def _run_tool(
         self, arguments: list[str], env: dict[str, str] | None = None, *, with_errors: bool = False
     ) -> tuple[int, str]:
         """Run podman or docker. Return its exit code and its output, or its error messages if it failed.

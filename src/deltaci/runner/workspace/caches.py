@@ -132,12 +132,12 @@ class Caches:
         sent = 0
         for unsaved in self._to_save:
             try:
-                sent += await self._save(unsaved)
+                sent += await self._save_cache(unsaved)
             except (Refused, Unreachable, OSError) as error:
                 self._log.write_line(f"cache {unsaved.key!r}: {_reason(error)}; not kept")
         return sent
 
-    async def _save(self, unsaved: _UnsavedCache) -> int:
+    async def _save_cache(self, unsaved: _UnsavedCache) -> int:
         """Pack and upload one cache. Return how many bytes the server stored."""
         with self._temporary_file() as file:
             packed = await self._transfers.run_in_thread(pack, self._layout.root, unsaved.paths, file)

@@ -49,7 +49,7 @@ class StreamRepository:
         self._repository.remove_lock_files()
 
     def _is_valid(self) -> bool:
-        """Return whether the folder has the parts of a repository."""
+        """Return whether the folder has the files of a repository: `HEAD`, objects and the folder of packs."""
         try:
             folders = (self.path, self.path / "objects", self.path / INDEX_FOLDER)
             return all(stat.S_ISDIR(folder.lstat().st_mode) for folder in folders) and (self.path / "HEAD").is_file()
