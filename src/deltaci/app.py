@@ -116,7 +116,7 @@ def write_url_file(folder: Path, url: str) -> Path:
 
 
 class Server:
-    """A server, as an async context manager: entering it starts all parts, leaving it stops them.
+    """A server, as an async context manager: entering it starts engine, controllers and HTTP, leaving it stops them.
 
     `folder` holds the server's key, logs and, without `blobs`, artifacts and caches.
     """
@@ -197,7 +197,7 @@ class Server:
 
     @property
     def control_plane(self) -> ControlPlane:
-        """The parts that only a server with the profile "full" has."""
+        """The REST API, web pages, webhooks and controllers, which only a server with the profile "full" has."""
         if self._control_plane is None:
             raise InvariantBroken("a server with the profile 'local' has no control plane")
         return self._control_plane

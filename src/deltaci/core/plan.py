@@ -36,7 +36,7 @@ def plan_hash(
     has_validation: bool = False,
     timeout_seconds: int = run.TIMEOUT_SECONDS,
 ) -> str:
-    """Return the SHA-256 of the jobs and settings of a plan, in hex. The order of dict keys does not matter."""
+    """Return the SHA-256 of these fields of a plan, in hex. The order of dict keys does not matter."""
     plan = {
         "jobs": jobs,
         "is_fail_fast": is_fail_fast,

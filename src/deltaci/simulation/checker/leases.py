@@ -33,7 +33,7 @@ STALE_REASONS: Final = IMMEDIATE_REQUEUE_REASONS | {"STALLED"}
 
 
 class CheckerConfig:
-    """The lease settings of the simulated deployment, and the longest delays that are allowed while no fault is active.
+    """The lease TTL of the simulated deployment, and the longest delays that are allowed while no fault is active.
 
     With `has_clock_jumps`, delays are not checked: the store's clock may be moved.
     """

@@ -63,7 +63,7 @@ class TrackedRun(TrackedEntity):
 
 
 class TrackedJob(TrackedEntity):
-    """The tracked state of a job: its relations to other jobs, its settings and the index of its last attempt."""
+    """The tracked state of a job: its relations to other jobs, retries, approvals and the index of its last attempt."""
 
     __slots__ = (
         "after",
