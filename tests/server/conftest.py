@@ -1,4 +1,4 @@
-"""The fixtures of the server's cases: each runs over memory and SQLite, and ends with the checks of `Site`."""
+"""Fixtures of the server's tests: each runs over memory and SQLite, and ends with the checks of `Site`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The server's application in this process, without a socket, and runners that speak to it.
+"""The server's application in this process, without a socket, and runners that use it.
 
-When a site closes it shows that its log is legal, and that no token and no lease id was written anywhere.
+When a site closes, it checks that its log is legal, and that no token and no lease id was written anywhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who may speak at all: registration, credentials, and everything that only looks like one."""
+"""Authentication of runners: registration, credentials, and forged ones."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ async def knocks(site: Site, token: str) -> tuple[int, str]:
 
 @pytest.mark.proves("PRO-X3")
 @on_loop
-async def test_without_a_credential_of_this_server_there_is_no_answer(site: OpenSite) -> None:
-    """Whoever can forge a runner can take every secret of every job."""
+async def test_a_request_without_a_credential_of_this_server_is_refused(site: OpenSite) -> None:
+    """A forged runner could read every secret of every job."""
     async with site() as here:
         good = (await here.runner()).credential
         head, _, seal = good.removeprefix("dci_").partition(".")
@@ -110,8 +110,8 @@ async def test_the_longest_names_fit(site: OpenSite) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 31])
-def test_half_a_key_is_refused(tmp_path: Path, size: int) -> None:
-    """A server that signs with an empty key believes everybody."""
+def test_a_truncated_key_is_refused(tmp_path: Path, size: int) -> None:
+    """A server that signs with an empty key would accept any credential."""
     path = tmp_path / "key"
     path.write_bytes(b"k" * size)
 
@@ -119,8 +119,8 @@ def test_half_a_key_is_refused(tmp_path: Path, size: int) -> None:
         load_server_key(path)
 
 
-def test_the_servers_key_is_made_once_and_is_nobody_elses(tmp_path: Path) -> None:
-    """Whoever reads the key can sign anything; servers that start together must agree on it."""
+def test_the_servers_key_is_created_once_and_readable_only_by_its_user(tmp_path: Path) -> None:
+    """The key can sign anything; servers that start at the same time must agree on it."""
     path = tmp_path / "state" / "key"
 
     with ThreadPoolExecutor(8) as pool:

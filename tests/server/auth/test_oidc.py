@@ -1,4 +1,4 @@
-"""Runners that an OIDC issuer vouches for: whose word counts, for whom, and until when."""
+"""Runners with a token of an OIDC issuer: which tokens are accepted, for which runners, and for how long."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ async def test_what_the_issuer_did_not_sign_is_refused(tiny: TinyIssuer) -> None
     "token", ["", "x", "a.b", "a.b.c", "..", "eyJ.eyJ.x", "ÿ.ÿ.ÿ", "W10.W10.x", "a.b.c.d.e", plain({}) + ".x."]
 )
 @on_loop
-async def test_what_is_no_token_is_refused_before_anybody_is_asked(tiny: TinyIssuer, token: str) -> None:
-    """Nonsense must cost nothing."""
+async def test_an_invalid_token_is_refused_without_a_request_to_the_issuer(tiny: TinyIssuer, token: str) -> None:
+    """Invalid input must cost nothing."""
     assert "refused" in await why(trusted(tiny), token)
     assert tiny.asked == []
 
@@ -126,10 +126,10 @@ async def test_what_is_no_token_is_refused_before_anybody_is_asked(tiny: TinyIss
     ],
 )
 @on_loop
-async def test_a_token_for_somebody_or_something_else_is_refused(
+async def test_a_token_for_another_subject_or_audience_is_refused(
     tiny: TinyIssuer, changed: dict[str, Any], said: str
 ) -> None:
-    """Signed by the right issuer is not enough."""
+    """A signature of the right issuer is not enough."""
     assert said in await why(trusted(tiny), tiny.token(**changed))
 
 
@@ -180,7 +180,7 @@ async def test_claims_name_the_tenant_and_the_runner(tiny: TinyIssuer) -> None:
 
 @on_loop
 async def test_keys_are_fetched_once_and_again_when_they_changed(tiny: TinyIssuer) -> None:
-    """A rotation is noticed with its first token; whoever makes up keys does not make us ask for each."""
+    """A rotation is noticed with its first token; invented key ids do not cause a request each."""
     clock = Clock()
     issuer = trusted(tiny, clock)
     await asyncio.gather(*(issuer.runner(tiny.token()) for _ in range(20)))
@@ -205,8 +205,8 @@ async def test_keys_are_fetched_once_and_again_when_they_changed(tiny: TinyIssue
 
 
 @on_loop
-async def test_a_key_that_was_taken_back_is_forgotten_in_time(tiny: TinyIssuer) -> None:
-    """Also by a server to which nobody shows a new one."""
+async def test_a_revoked_key_is_forgotten_in_time(tiny: TinyIssuer) -> None:
+    """Also by a server that receives no token with a new key."""
     clock = Clock()
     issuer = trusted(tiny, clock)
     old = tiny.token()
@@ -274,7 +274,7 @@ async def test_keys_come_over_tls_or_from_this_machine(tiny: TinyIssuer, where: 
     ["http://example.org", "", "example.org", "https://", "https://u:p@example.org", "https://e.org/?x=1", "http://["],
 )
 def test_an_issuer_without_tls_is_refused_at_the_start(issuer: str) -> None:
-    """Whoever is on the way could vouch for anybody."""
+    """An attacker on the network could replace its keys."""
     with pytest.raises(ValueError, match="expected https"):
         OidcIssuer(issuer, AUDIENCE)
 

@@ -1,4 +1,4 @@
-"""The push channel: a cancel reaches the runner that waits for it, at once, and nobody else."""
+"""The control channel: a cancel reaches the waiting runner at once, and no other runner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server tells over a real NATS, and that all of it can be lost."""
+"""Dispatches over a real NATS, and the loss of all of them."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ async def bench(nats_server: NatsServer) -> AsyncIterator[Bench]:
 
 
 @on_loop
-async def test_what_waits_is_told_at_the_start_and_what_comes_as_it_comes(nats_server: NatsServer) -> None:
-    """By tenant and queue, with nothing in it that gives a right to anything."""
+async def test_waiting_attempts_are_dispatched_at_the_start_and_new_ones_at_once(nats_server: NatsServer) -> None:
+    """By tenant and queue; a dispatch contains no secret."""
     async with bench(nats_server) as here:
         await here.server.engine.do_all([new_attempt(f"old{n}") for n in range(3)])
         await here.server.take()  # The first one: nobody has to be told of it.
@@ -106,8 +106,8 @@ async def test_what_waits_is_told_at_the_start_and_what_comes_as_it_comes(nats_s
 
 
 @on_loop
-async def test_two_servers_that_tell_the_same_tell_it_once(nats_server: NatsServer) -> None:
-    """Any number of them may run; the stream knows what was told."""
+async def test_the_same_dispatch_of_two_servers_is_stored_once(nats_server: NatsServer) -> None:
+    """Any number of servers may run; the stream drops duplicates."""
     async with bench(nats_server) as here, here.dispatching(), here.dispatching():
         await here.server.engine.do_all([new_attempt(f"a{n}") for n in range(5)])
 
@@ -117,8 +117,8 @@ async def test_two_servers_that_tell_the_same_tell_it_once(nats_server: NatsServ
 
 
 @on_loop
-async def test_what_has_to_wait_is_told_when_its_time_has_come(nats_server: NatsServer) -> None:
-    """Neither too early, when nobody could claim it, nor with the next sweep only; and not when it is over."""
+async def test_a_delayed_attempt_is_dispatched_when_it_is_ready(nats_server: NatsServer) -> None:
+    """Not earlier, when it cannot be claimed, nor only with the next sweep; and not if it has ended."""
     async with bench(nats_server) as here, here.dispatching():
         soon = by_the_store(2)
         await here.server.enqueue("later", run_at=soon)
@@ -141,10 +141,10 @@ def by_the_store(seconds: float) -> int:
 
 
 @on_loop
-async def test_what_waits_for_long_is_told_again_and_does_not_pile_up(
+async def test_a_dispatch_is_repeated_without_piling_up(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dispatch that got lost on the way costs time, never work."""
+    """A lost dispatch costs time, never work."""
     monkeypatch.setattr(nats_dispatch, "SWEEP_SECONDS", 0.2)
     async with bench(nats_server) as here, here.dispatching():
         await here.server.enqueue("a")
@@ -155,8 +155,10 @@ async def test_what_waits_for_long_is_told_again_and_does_not_pile_up(
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["stream deleted", "server killed"])
 @on_loop
-async def test_a_stream_that_is_lost_is_made_anew_with_all_that_waits(nats_server: NatsServer, is_killed: bool) -> None:
-    """Whoever removes it, or loses its disk, has lost hints."""
+async def test_a_lost_stream_is_created_again_with_all_waiting_attempts(
+    nats_server: NatsServer, is_killed: bool
+) -> None:
+    """A removed stream or a lost disk costs only hints."""
     async with bench(nats_server) as here, here.dispatching():
         await here.server.engine.do_all([new_attempt(f"a{n}") for n in range(3)])
         await here.told(3)
@@ -183,7 +185,7 @@ async def _kept_or_none(here: Bench) -> int:
 
 
 @on_loop
-async def test_a_cancel_is_told_on_the_subject_of_its_runner(nats_server: NatsServer) -> None:
+async def test_a_cancel_is_sent_on_the_subject_of_its_runner(nats_server: NatsServer) -> None:
     """And on no other."""
     async with bench(nats_server) as here, here.dispatching() as dispatcher:
         mine = await here.client.subscribe(nats_subjects.control(TENANT, "host/1"))

@@ -1,4 +1,4 @@
-"""A runner that leaves gives its jobs back: others may have them, and nothing is counted against them."""
+"""A runner that leaves releases its jobs: others may claim them, and no attempt is counted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_a_job_that_is_handed_back_goes_to_another_runner_at_once(site: Op
 
 
 @on_loop
-async def test_only_the_holder_of_a_lease_hands_it_back(site: OpenSite) -> None:
+async def test_only_the_holder_of_a_lease_can_release_it(site: OpenSite) -> None:
     """Another runner could otherwise stop the job."""
     async with site() as here:
         lease, other = await held_lease(here), await here.runner("w2")

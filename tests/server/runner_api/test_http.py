@@ -1,4 +1,4 @@
-"""The addresses themselves: what is at none of them, what is too much, what is not JSON, and many messages at once."""
+"""HTTP errors of the runner protocol: unknown paths, too large bodies, invalid JSON, and batches of messages."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ async def test_what_is_at_no_address_is_not_found(site: OpenSite, root: str, nam
 
 
 @on_loop
-async def test_a_wrong_method_is_told_the_right_one(site: OpenSite) -> None:
-    """Somebody tries it in a browser."""
+async def test_the_response_to_a_wrong_method_names_the_right_one(site: OpenSite) -> None:
+    """People open the URL in a browser."""
     async with site() as here:
         for method, name, right in (
             ("GET", "lease", "POST"),
@@ -95,8 +95,8 @@ async def test_a_body_that_is_too_large_is_not_read(site: OpenSite, name: str) -
 @pytest.mark.parametrize("name", ["register", "lease", "leave", "control", "messages", "batch"])
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"type": "\xff"}', b"[" * 5000, b"hello"], ids=repr)
 @on_loop
-async def test_what_is_not_json_is_refused(site: OpenSite, name: str, body: bytes) -> None:
-    """The first thing that anybody gets wrong."""
+async def test_a_body_that_is_not_json_is_refused(site: OpenSite, name: str, body: bytes) -> None:
+    """The most common mistake of a new runner."""
     async with site() as here:
         runner = await here.runner()
 
@@ -107,8 +107,8 @@ async def test_what_is_not_json_is_refused(site: OpenSite, name: str, body: byte
 
 
 @on_loop
-async def test_what_is_no_message_is_refused_with_its_place(site: OpenSite) -> None:
-    """Whoever writes a runner learns from the answer alone what to change."""
+async def test_an_invalid_message_is_refused_with_its_position(site: OpenSite) -> None:
+    """The response alone must be enough to correct a runner."""
     async with site() as here:
         [granted] = await leases(here, 1)
         lease = {"type": "Lease", "runner_id": "w1"}
@@ -155,8 +155,8 @@ async def test_a_request_that_breaks_off_is_refused(site: OpenSite) -> None:
 
 
 @on_loop
-async def test_a_store_that_is_away_is_told_apart_from_a_mistake(site: OpenSite, monkeypatch: Any) -> None:
-    """The runner must say the same again later, and not give up its job."""
+async def test_an_unavailable_store_differs_from_an_invalid_request(site: OpenSite, monkeypatch: Any) -> None:
+    """The runner must repeat its message later, and not give up its job."""
     async with site() as here:
         [granted] = await leases(here, 1)
 
@@ -190,7 +190,7 @@ async def test_a_record_that_cannot_be_read_is_not_the_runners_mistake(site: Ope
 
 @on_loop
 async def test_more_messages_than_fit_are_refused_together(site: OpenSite) -> None:
-    """A batch is one transaction; it must not hold up everybody else's."""
+    """A batch is one transaction, which must not delay others."""
     async with site() as here:
         [granted] = await leases(here, 1)
         said = [granted.message("Heartbeat")] * (wire.MAX_BATCH + 1)
@@ -202,8 +202,8 @@ async def test_more_messages_than_fit_are_refused_together(site: OpenSite) -> No
 
 
 @on_loop
-async def test_each_message_of_a_batch_is_answered_in_its_place(site: OpenSite) -> None:
-    """One that is stale, foreign or nonsense must not keep its neighbours from being heard."""
+async def test_each_message_of_a_batch_has_its_own_response(site: OpenSite) -> None:
+    """A stale or invalid message must not affect the others."""
     async with site() as here:
         a, b, c = await leases(here, 3)
         await c.send("Complete")

@@ -1,4 +1,4 @@
-"""How a runner gets work: whose, how much, how long it waits, and what happens to a job that nobody can execute."""
+"""Leases for runners: which jobs and how many, how long a request waits, and jobs that no runner can execute."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ async def spec_of(runner: RegisteredRunner, granted: LeaseGranted, path: str = "
 
 
 @on_loop
-async def test_a_runner_asks_for_itself_only(site: OpenSite) -> None:
-    """A credential is one machine's: it speaks for it and for its parts, and for nobody else."""
+async def test_a_runner_requests_leases_only_for_itself(site: OpenSite) -> None:
+    """A credential belongs to one machine and its parts."""
     async with site() as here:
         runner, other = await here.runner("host"), await here.runner("hos")
         await here.server.enqueue("q1", spec=SPEC)
@@ -158,7 +158,7 @@ async def test_a_runner_gets_only_what_it_has_the_labels_for(site: OpenSite) -> 
 
 @pytest.mark.parametrize("timeout", [1, 2**31 - 1])
 @on_loop
-async def test_whatever_the_queue_takes_a_runner_can_read(site: OpenSite, timeout: int) -> None:
+async def test_every_accepted_job_can_be_read_by_a_runner(site: OpenSite, timeout: int) -> None:
     """A lease that its runner cannot decode would be lost again and again."""
     async with site() as here:
         runner = await here.runner()
@@ -190,7 +190,7 @@ async def test_a_specification_always_has_a_name_and_a_workdir(site: OpenSite, s
 @pytest.mark.proves("PRO-Q2")
 @on_loop
 async def test_a_large_specification_is_read_under_the_lease(site: OpenSite) -> None:
-    """It is sent once, to the one who will execute it, and to nobody else."""
+    """It is sent once, only to the runner that will execute it."""
     async with site() as here:
         runner, other = await here.runner(), await here.runner("w2")
         await planned(here.server, task("a b", work=LARGE), task("c", work=LARGE))
@@ -215,7 +215,7 @@ async def test_a_large_specification_is_read_under_the_lease(site: OpenSite) -> 
 
 
 class Waits:
-    """Shows when somebody waits for a hint. Nobody looks without one: only a hint can help."""
+    """Shows when a runner waits for a hint. Without a poll, only a hint can help."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun = asyncio.Event()
@@ -230,7 +230,7 @@ class Waits:
 
 
 @on_loop
-async def test_who_waits_for_nothing_is_told_at_once(site: OpenSite) -> None:
+async def test_a_request_without_a_wait_is_answered_at_once(site: OpenSite) -> None:
     """A runner that is about to stop must be able to ask without waiting."""
     async with site() as here:
         runner = await here.runner()
@@ -255,8 +255,8 @@ async def test_who_waits_is_woken_by_new_work(site: OpenSite, monkeypatch: pytes
 
 
 @on_loop
-async def test_nothing_is_claimed_for_a_runner_that_hung_up(site: OpenSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lease that nobody will take counts against its attempt, and after three of them it fails."""
+async def test_nothing_is_claimed_for_a_disconnected_runner(site: OpenSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unaccepted lease counts against its attempt, which fails after three of them."""
     async with site() as here:
         runner = await here.runner()
         waits, gone = Waits(monkeypatch), asyncio.Event()
@@ -298,8 +298,8 @@ async def _work(runner: RegisteredRunner) -> None:
 
 @pytest.mark.proves("PRO-B1", "PRO-K3", "PRO-F3")
 @on_loop
-async def test_a_runner_that_was_told_of_attempts_gets_these_or_hears_that_they_are_gone(site: OpenSite) -> None:
-    """What is gone needs no second try; what only does not fit this runner is somebody else's."""
+async def test_a_runner_that_names_attempts_gets_these_or_learns_that_they_are_gone(site: OpenSite) -> None:
+    """A finished attempt needs no second request; one with other labels is for another runner."""
     async with site() as here:
         first, second = await here.runner("w1", slots=5), await here.runner("w2", slots=5)
         for n in range(3):
@@ -317,8 +317,8 @@ async def test_a_runner_that_was_told_of_attempts_gets_these_or_hears_that_they_
 
 
 @on_loop
-async def test_another_tenants_attempts_are_gone_for_whoever_names_them(site: OpenSite) -> None:
-    """Whether they exist is nobody else's affair."""
+async def test_attempts_of_another_tenant_are_reported_as_gone(site: OpenSite) -> None:
+    """Their existence is not revealed."""
     async with site() as here:
         stranger = await here.runner("w2", tenant="other")
         await here.server.enqueue("q1", spec=SPEC)

@@ -1,4 +1,4 @@
-"""Logs over the wire: nothing is lost, nothing is doubled, and only the holder of the lease writes."""
+"""Log uploads: no gaps, no duplicates, and only the holder of the lease writes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def kept(lease: RunnerLease) -> bytes:
 
 
 @on_loop
-async def test_a_gap_is_refused_with_the_place_to_go_on_from(site: OpenSite) -> None:
-    """A log with a hole in it lies to whoever looks for the error."""
+async def test_a_gap_is_refused_with_the_offset_to_continue_from(site: OpenSite) -> None:
+    """A log with a gap misleads its readers."""
     async with site() as here:
         lease = await held_lease(here)
         await lease.log(0, b"hello")
@@ -110,7 +110,7 @@ async def test_only_the_holder_of_the_lease_writes(site: OpenSite) -> None:
 @pytest.mark.parametrize("is_found", [False, True])
 @on_loop
 async def test_nothing_is_written_after_the_lease_expired(site: OpenSite, is_found: bool) -> None:
-    """Whether or not anybody has noticed that yet: a runner that lost its lease has nothing more to say."""
+    """Also before the expiry is recorded."""
     async with site() as here:
         lease = await held_lease(here)
         await lease.send("Heartbeat")
@@ -160,7 +160,7 @@ async def test_parts_are_appended_and_repeats_are_skipped(site: OpenSite) -> Non
 
 @on_loop
 async def test_every_lease_has_its_own_log(site: OpenSite) -> None:
-    """Whoever lost the lease can spoil only its own; whoever got the next one begins at 0."""
+    """A runner that lost its lease can damage only its own log; the next lease begins at 0."""
     async with site() as here:
         lease = await held_lease(here)
         await lease.send("Heartbeat")
@@ -176,10 +176,8 @@ async def test_every_lease_has_its_own_log(site: OpenSite) -> None:
 
 
 @on_loop
-async def test_a_log_that_finds_no_room_is_refused_until_there_is_some(
-    site: OpenSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The runner keeps it and asks again; its heartbeats and its result are heard meanwhile."""
+async def test_a_log_is_refused_while_the_disk_is_full(site: OpenSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner keeps it and repeats; its heartbeats and its result are accepted meanwhile."""
     async with site() as here:
         lease = await held_lease(here)
         with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""What a runner says under its lease: accepted, repeated, stale, canceled, and in whose name."""
+"""A runner's messages under its lease: accepted, repeated, stale or canceled, and only in its own name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BOTH = pytest.mark.parametrize("make", [of_queue, of_run])
 
 
 async def cancel(lease: RunnerLease) -> None:
-    """Somebody asks for a stop."""
+    """Request a cancel."""
     server = lease.runner.site.server
     if lease.granted.run_id:
         await server.do(run.Cancel(id=lease.granted.run_id, actor="user:ada"))
@@ -122,7 +122,7 @@ async def test_a_message_that_contradicts_itself_is_refused(site: OpenSite) -> N
 
 
 async def expired(lease: RunnerLease) -> None:
-    """Nobody has noticed it yet but the clock."""
+    """Let the lease expire without recording it."""
     await lease.send("Heartbeat")
     lease.runner.site.backend.after(120)
 
@@ -177,8 +177,8 @@ REPEATS = {("LEASE_COMPLETED", "Complete"), ("LEASE_CANCELED", "Complete"), ("LE
 @BOTH
 @pytest.mark.parametrize("reason", ENDS)
 @on_loop
-async def test_a_stale_lease_is_told_so_with_the_reason(site: OpenSite, make: Make, reason: str) -> None:
-    """The runner must know at once that it works for nothing, and people must be able to see why."""
+async def test_a_stale_lease_is_refused_with_the_reason(site: OpenSite, make: Make, reason: str) -> None:
+    """The runner must stop at once, and people must be able to see why."""
     async with site() as here:
         lease = await make(here)
         await ENDS[reason](lease)
@@ -422,7 +422,7 @@ async def test_a_repeated_ack_does_not_promise_more_than_there_is(site: OpenSite
 
 @BOTH
 @on_loop
-async def test_nobody_can_confirm_a_cancel_that_was_not_asked_for(site: OpenSite, make: Make) -> None:
+async def test_an_unrequested_cancel_cannot_be_acknowledged(site: OpenSite, make: Make) -> None:
     """Otherwise a runner could make jobs disappear."""
     async with site() as here:
         lease = await make(here)
@@ -435,8 +435,8 @@ async def test_nobody_can_confirm_a_cancel_that_was_not_asked_for(site: OpenSite
 @pytest.mark.proves("PRO-Q13", "PRO-M8", "PRO-B2")
 @BOTH
 @on_loop
-async def test_a_cancel_is_told_by_the_next_answer_and_confirmed(site: OpenSite, make: Make) -> None:
-    """There is no other channel: the heartbeat's answer carries it, with the time that is left."""
+async def test_the_next_response_contains_the_cancel_and_it_is_acknowledged(site: OpenSite, make: Make) -> None:
+    """The response to a heartbeat has the cancel and the remaining time."""
     async with site() as here:
         lease = await make(here)
         await lease.send("AckLease")
@@ -484,8 +484,8 @@ async def test_a_result_that_comes_after_the_cancel_does_not_count(site: OpenSit
 
 @BOTH
 @on_loop
-async def test_who_does_not_stop_in_time_is_stale(site: OpenSite, make: Make) -> None:
-    """The deadline ends the wait, whatever the runner does."""
+async def test_a_runner_that_does_not_stop_in_time_is_stale(site: OpenSite, make: Make) -> None:
+    """The deadline ends the wait in any case."""
     async with site() as here:
         lease = await make(here)
         await lease.send("Heartbeat")

@@ -1,4 +1,4 @@
-"""What a job learns of others of its run: only of its own run, only what its record names, only under its lease."""
+"""What a job can read of other jobs: only of its run, only those that its record names, only under its lease."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coming in again: answers that were lost, credentials that were, runners that are gone, and offers that changed."""
+"""Repeated registration: lost responses, lost credentials, removed runners, and changed labels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OWN = "a random text that this runner made"
 
 
 async def entered(site: Site, token: str, **fields: Any) -> RegisteredRunner:
-    """Somebody who was let in."""
+    """Return a runner that was registered."""
     reply = await site.register(token, **fields)
     assert reply.status == 200, reply
     site.secrets.add(reply.body["credential"])
@@ -27,14 +27,14 @@ async def entered(site: Site, token: str, **fields: Any) -> RegisteredRunner:
 
 
 async def kept_out(site: Site, token: str, **fields: Any) -> str:
-    """Why somebody was not let in; nothing has changed."""
+    """Return why a registration was refused, after a check that nothing has changed."""
     reply = await site.refused(lambda: site.register(token, **fields))
     assert (reply.status, reply.code) == (401, "bad_credential"), reply
     return reply.message
 
 
 def again(site: Site, id: str = "w1", tenant: str = TENANT) -> str:
-    """A token for somebody who was here before."""
+    """Return a token for a known runner."""
     token = site.signer.sign("register", id, tenant, REGISTRATION_SECONDS, again=True)
     site.secrets.add(token)
     return token

@@ -1,6 +1,6 @@
-"""Whatever comes in over a real socket: a clear refusal, nothing changed, nothing told that is nobody's business.
+"""Invalid input over a real socket: a clear refusal, no change, and no leak.
 
-Both of uvicorn's parsers have to pass; what can be shown without a socket is in `test_http.py` and `test_messages.py`.
+Both of uvicorn's parsers have to pass; rules that need no socket are in `test_http.py` and `test_messages.py`.
 """
 
 from __future__ import annotations
@@ -153,14 +153,14 @@ class Bench:
             return await line.only()
 
     async def is_well(self) -> None:
-        """An honest runner is heard as ever."""
+        """Check that a correct runner still gets its responses."""
         answer = await self.ask(self.request("messages", self.heartbeat()))
         assert (answer.status, json.loads(answer.body)["extend_lease"]) == (200, True)
 
 
 @asynccontextmanager
 async def bench(folder: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Bench]:
-    """A bench on which nothing may change; whatever was said, no secret was written to the log."""
+    """Provide a server on which nothing may change, and check that no secret was logged."""
     caplog.set_level(0)
     async with run_server(folder) as live:
         made = await Bench(live).prepare()
@@ -203,8 +203,8 @@ async def test_what_is_no_message_is_refused(tmp_path: Path, caplog: pytest.LogC
 
 
 @on_loop
-async def test_nobody_speaks_under_a_lease_that_is_not_his(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Another runner's, another tenant's, made up: each is answered as if it had never been."""
+async def test_a_lease_of_another_runner_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One of another runner, of another tenant, an invented one: each gets the response of an unknown lease."""
     async with bench(tmp_path, caplog) as here:
         w2 = f"Bearer {here.signed('run', 'w2', 'default', 900)}"
         x1 = f"Bearer {here.signed('run', 'x1', 'other', 900)}"
@@ -231,8 +231,10 @@ async def test_nobody_speaks_under_a_lease_that_is_not_his(tmp_path: Path, caplo
 
 @pytest.mark.proves("PRO-X3")
 @on_loop
-async def test_who_shows_no_good_credential_is_not_heard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Nor told why in words that would help a thief; never is the token said back."""
+async def test_a_request_with_an_invalid_credential_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The response has no hints for an attacker, and never contains the token."""
     async with bench(tmp_path, caplog) as here:
         good = here.credential
         expired = here.signed("run", "w1", "default", -1)
@@ -342,7 +344,7 @@ async def test_a_head_without_end_is_not_kept(tmp_path: Path, caplog: pytest.Log
 
 
 @on_loop
-async def test_whoever_stops_in_the_middle_is_answered_and_left(
+async def test_an_interrupted_request_is_answered_and_closed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the head, in the body, in a body that was answered already, or before the first byte."""
@@ -435,8 +437,10 @@ async def test_an_address_has_one_spelling(tmp_path: Path, caplog: pytest.LogCap
 
 
 @on_loop
-async def test_other_methods_are_told_the_right_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Also those that mean something to proxies."""
+async def test_the_responses_to_other_methods_name_the_right_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also to those that have a meaning for proxies."""
     async with bench(tmp_path, caplog) as here:
         for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
             answer = await here.ask(here.request("lease", method=method))
@@ -468,7 +472,7 @@ async def test_old_http_and_requests_in_a_row_are_answered_in_order(
 
 
 @on_loop
-async def test_nobody_is_upgraded_to_something_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_upgrade_to_another_protocol_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """There is no second protocol behind this port."""
     async with bench(tmp_path, caplog) as here:
         for protocol in ("websocket", "h2c"):

@@ -1,4 +1,4 @@
-"""What fuzzing found in how the server answers: each of these was once accepted, or refused as something else."""
+"""Findings of the fuzz tests: each input was once accepted, or refused with a wrong reason."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_a_message_without_its_type_is_none(site: OpenSite, name: str) -> 
 
 @on_loop
 async def test_a_whole_number_may_be_written_with_a_point(site: OpenSite) -> None:
-    """To JSON Schema, and to whoever has only floats, 2.0 is an integer; 2.5 is none."""
+    """To JSON Schema, 2.0 is an integer and 2.5 is none."""
     async with site() as here:
         runner = await here.runner()
 
@@ -65,8 +65,8 @@ async def test_a_whole_number_may_be_written_with_a_point(site: OpenSite) -> Non
         assert (taken.status, refused.status) == (200, 422)
 
 
-def test_a_float_that_is_too_much_is_not_rounded_to_what_is_allowed() -> None:
-    """2**53 + 1 becomes 2**53 as a float: a limit must be one that floats can tell."""
+def test_a_float_above_a_limit_is_not_rounded_down_to_it() -> None:
+    """2**53 + 1 becomes 2**53 as a float: floats must be able to represent the limit."""
     seconds = {"total": 1, "seconds": 10**15 + 1}
 
     with pytest.raises(msgspec.ValidationError):
@@ -75,8 +75,8 @@ def test_a_float_that_is_too_much_is_not_rounded_to_what_is_allowed() -> None:
 
 
 @on_loop
-async def test_a_header_that_is_none_is_refused_whatever_else_is_there(site: OpenSite) -> None:
-    """Neither a cache that is kept already nor a lease that is over makes nonsense sensible."""
+async def test_an_invalid_header_is_refused_in_any_case(site: OpenSite) -> None:
+    """Also for an existing cache and for a lease that has ended."""
     async with site() as here:
         mine = await held(here)
         ask = mine.runner.request
@@ -106,8 +106,8 @@ async def test_a_body_that_says_it_is_no_json_is_refused(site: OpenSite) -> None
 
 
 @on_loop
-async def test_who_must_come_again_is_told_when(site: OpenSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fleet that comes back at once, all of it, keeps a server down."""
+async def test_the_response_says_when_to_retry(site: OpenSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole fleet that retries at once would keep a server down."""
     async with site() as here:
         runner = await here.runner()
 
@@ -123,8 +123,8 @@ async def test_who_must_come_again_is_told_when(site: OpenSite, monkeypatch: pyt
 
 
 @on_loop
-async def test_anybody_may_read_what_is_served(site: OpenSite) -> None:
-    """Programs are written against it, before anybody has a credential."""
+async def test_the_documentation_of_the_protocol_needs_no_credential(site: OpenSite) -> None:
+    """Programs are written against it, before they have a credential."""
     async with site() as here:
         found = await here.request("GET", "openapi.json", root="/")
         wrong = await here.refused(lambda: here.request("POST", "openapi.json", root="/"))

@@ -1,4 +1,4 @@
-"""What a job says is a text when it arrives, whatever it was meant to be."""
+"""Texts from jobs are plain text when they arrive."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_any_text_becomes_one_printable_line(text: str, most: int) -> None:
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S"]), max_size=50))
-def test_what_is_plain_stays_as_it_is(text: str) -> None:
-    """Nobody's name is damaged."""
+def test_plain_text_is_unchanged(text: str) -> None:
+    """No name is damaged."""
     assert plain_line(text, 50) == text
 
 
@@ -61,8 +61,8 @@ async def test_what_a_runner_reports_of_a_job_is_cleaned_before_it_is_kept_or_an
 
 
 @on_loop
-async def test_failed_tests_tell_what_kind_of_failure_it_is(site: OpenSite) -> None:
-    """Red tests are the author's turn, not the machine's: trying again would only waste time."""
+async def test_failed_tests_determine_the_class_of_the_failure(site: OpenSite) -> None:
+    """Failed tests are the author's to fix: another attempt would waste time."""
     async with site() as here:
         await here.server.enqueue("q1")
         lease = await (await here.runner()).take()

@@ -1,4 +1,4 @@
-"""Artifacts and caches over the wire: only under a live lease, only where the attempt's own record says."""
+"""Artifacts and caches over HTTP: only under a live lease, only for paths of the attempt's own record."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ async def test_a_body_that_is_not_what_was_said_is_refused(site: OpenSite) -> No
 
 
 @on_loop
-async def test_only_the_holder_of_the_lease_brings_or_fetches(site: OpenSite) -> None:
-    """Not another runner with the same lease id, not another tenant, not somebody who guesses."""
+async def test_only_the_holder_of_the_lease_uploads_or_downloads(site: OpenSite) -> None:
+    """Not another runner with the same lease id, not another tenant, not a guessed id."""
     async with site() as here:
         lease = await held_lease(here)
         await put(lease, "caches/k", b"mine")
@@ -148,8 +148,8 @@ async def test_only_the_holder_of_the_lease_brings_or_fetches(site: OpenSite) ->
 
 @pytest.mark.parametrize("is_found", [False, True])
 @on_loop
-async def test_a_zombie_brings_nothing_and_gets_nothing(site: OpenSite, is_found: bool) -> None:
-    """Whether or not anybody has noticed yet that its lease is over."""
+async def test_a_runner_without_a_live_lease_uploads_and_downloads_nothing(site: OpenSite, is_found: bool) -> None:
+    """Also before the end of its lease is recorded."""
     async with site() as here:
         lease = await held_lease(here)
         await lease.send("Heartbeat")
@@ -217,8 +217,8 @@ async def test_what_was_written_for_a_lost_lease_is_removed(
 
 
 @on_loop
-async def test_what_a_lost_lease_left_is_removed_by_its_successor(site: OpenSite) -> None:
-    """A runner that died half-way leaves artifacts that nobody will ever refer to."""
+async def test_artifacts_of_a_lost_lease_are_removed_by_the_next_attempt(site: OpenSite) -> None:
+    """No record refers to the artifacts of a runner that died."""
     async with site() as here:
         lease = await held_lease(here)
         await lease.send("Heartbeat")
@@ -327,7 +327,7 @@ async def test_artifacts_are_kept_under_their_lease_and_can_be_sent_again(site: 
 
 @on_loop
 async def test_a_cache_is_written_once_and_read_by_all_runs_of_its_scope(site: OpenSite) -> None:
-    """The first one under a key stays; whoever comes later is told so."""
+    """The first upload of a key stays; later ones get that response."""
     async with site() as here:
         first = await held_lease(here, "q1")
         missing = await here.refused(lambda: get(first, "caches/deps:1"))
@@ -380,8 +380,8 @@ TRICKS = [
 
 @pytest.mark.parametrize("key", TRICKS)
 @on_loop
-async def test_an_untrusted_run_never_writes_what_a_trusted_one_reads(site: OpenSite, key: str) -> None:
-    """A fork that could would run its code with the secrets of everybody else."""
+async def test_an_untrusted_run_never_writes_a_cache_of_trusted_runs(site: OpenSite, key: str) -> None:
+    """A fork could otherwise run its code with the secrets of trusted runs."""
     async with site() as here:
         trusted = await held_lease(here, "q1")
         await put(trusted, "caches/theirs", b"trusted")
@@ -403,7 +403,7 @@ async def test_an_untrusted_run_never_writes_what_a_trusted_one_reads(site: Open
 
 @on_loop
 async def test_an_untrusted_run_reads_its_own_scope_first_and_then_the_trusted_one(site: OpenSite) -> None:
-    """What was made by trusted code may speed up anybody; another fork's may not."""
+    """Caches of trusted code are for all runs; those of another fork are not."""
     async with site() as here:
         trusted = await held_lease(here, "q1")
         await put(trusted, "caches/k", b"trusted")

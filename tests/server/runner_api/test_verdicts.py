@@ -1,4 +1,4 @@
-"""What a runner says of a job's rules, from its message to the job: a rule fails the job, and so does silence."""
+"""Results of validation rules, from a runner's message to the job: a failed or missing result fails the job."""
 
 from __future__ import annotations
 
