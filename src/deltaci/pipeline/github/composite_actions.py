@@ -61,12 +61,12 @@ class RepositoryActions:
                 self._parsed[path] = parse_yaml(self.files[path], problems), problems.in_order()
             except YamlError:
                 self._parsed[path] = None, problems.in_order()
-        root, file_problems = self._parsed[path]
+        root_node, file_problems = self._parsed[path]
         for problem in file_problems:
             converter.report_unsupported(
                 Position(problem.line, problem.column), problem.found, problem.expected, problem.nearest
             )
-        return root
+        return root_node
 
     def count_use(self, steps: int, characters: int) -> bool:
         """Subtract the cost of one use of an action from the limit of the workflow.
@@ -157,14 +157,14 @@ class _ActionInliner:
 
         Report a problem and return an empty list if the action is unsupported.
         """
-        root = self.use.actions.parse_action(self.converter.problems.file, self.converter)
-        if root is None:
+        root_node = self.use.actions.parse_action(self.converter.problems.file, self.converter)
+        if root_node is None:
             return []
-        action_keys = {key.raw: value for key, value in pairs(root)}
+        action_keys = {key.raw: value for key, value in pairs(root_node)}
         runs = {key.raw: value for key, value in pairs(action_keys.get("runs"))}
         using = runs["using"].raw if "using" in runs else ""
         if using.lower() != "composite":
-            position = runs["using"].position if "using" in runs else root.position
+            position = runs["using"].position if "using" in runs else root_node.position
             message = f"an action that uses {quote(using)}" if using else "an action without 'runs.using'"
             self.converter.report_unsupported(
                 position, message, "only composite actions are supported: 'using: composite'"

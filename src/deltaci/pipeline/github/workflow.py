@@ -59,34 +59,34 @@ def parse_workflow(content: str | bytes, file: str, files: Mapping[str, str] | N
     problems = ProblemList(file)
     try:
         text = decode_utf8(content, problems) if isinstance(content, bytes) else content
-        root = parse_yaml(text, problems)
+        root_node = parse_yaml(text, problems)
     except YamlError:
         source = content if isinstance(content, str) else content.decode("utf-8", "replace")
         return ParsedWorkflow(file=file, pipeline=None, problems=problems.in_order(), source=source)
-    return _WorkflowReader(file, text, root, problems, {} if files is None else files).result()
+    return _WorkflowReader(file, text, root_node, problems, {} if files is None else files).result()
 
 
 class _WorkflowReader:
     """Converts one workflow: first the top-level keys, then each job."""
 
-    def __init__(self, file: str, text: str, root: Node, problems: ProblemList, files: Mapping[str, str]) -> None:
+    def __init__(self, file: str, text: str, root_node: Node, problems: ProblemList, files: Mapping[str, str]) -> None:
         self.file, self.text, self.actions = file, text, RepositoryActions(files)
         self.converter = Converter(file, text)
         self.converter.problems = problems
-        self.positions: dict[Path, Position] = {(): root.position}
+        self.positions: dict[Path, Position] = {(): root_node.position}
         self.expressions: list[SourceExpression] = []
         self.jobs: dict[str, model.Job] = {}
         self.unsupported_jobs: dict[str, tuple[Problem, ...]] = {}
         self.job_converters: dict[str, Converter] = {}
-        self.entries: Entries = read_entries(root, "the workflow", self.converter)
+        self.entries: Entries = read_entries(root_node, "the workflow", self.converter)
         self.defaults: Entries = (
             read_run_defaults(self.entries["defaults"].value, self.converter) if "defaults" in self.entries else {}
         )
-        if root.kind == OBJECT:
+        if root_node.kind == OBJECT:
             for name in ("on", "jobs"):
                 if name not in self.entries:
                     self.converter.report_unsupported(
-                        root.position, f"a workflow without {quote(name)}", f"expected {quote(name)}"
+                        root_node.position, f"a workflow without {quote(name)}", f"expected {quote(name)}"
                     )
 
     def result(self) -> ParsedWorkflow:

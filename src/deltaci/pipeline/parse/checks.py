@@ -34,17 +34,17 @@ AddProblem = Callable[..., None]
 """The type of `ProblemList.add`."""
 
 
-def check_nodes(root: Node, problems: ProblemList) -> None:
+def check_nodes(root_node: Node, problems: ProblemList) -> None:
     """Report problems of the jobs and events of a pipeline file, except problems with single values."""
-    jobs = [(key, job) for key, job in pairs(child(root, "jobs")) if job.kind == OBJECT]
+    jobs = [(key, job) for key, job in pairs(child(root_node, "jobs")) if job.kind == OBJECT]
     for key, job in jobs:
         _check_steps_or_approval(key, job, problems.add)
         _check_steps(job, problems.add)
         check_action_inputs(job, problems.add)
         _check_matrix(child(child(job, "strategy"), "matrix"), problems)
         check_retry(child(job, "retry"), problems.add)
-    check_needs({key.raw: list(needs_of(job)) for key, job in pairs(child(root, "jobs"))}, problems)
-    on = child(root, "on")
+    check_needs({key.raw: list(needs_of(job)) for key, job in pairs(child(root_node, "jobs"))}, problems)
+    on = child(root_node, "on")
     if on is not None and on.kind == OBJECT and not on.value:
         problems.add(on.position, "'on' without events", "expected push, pull_request, schedule or manual")
     for name in ("push", "pull_request"):

@@ -114,10 +114,10 @@ def parse_failure_rules(content: str | bytes, file: str = DEFAULT_FILE) -> Failu
 def _parse_file(content: str | bytes, problems: ProblemList) -> ParsedNode | None:
     """Return the content as a `RuleFile`, or None if it is invalid."""
     try:
-        root = parse_yaml(decode_utf8(content, problems) if isinstance(content, bytes) else content, problems)
+        root_node = parse_yaml(decode_utf8(content, problems) if isinstance(content, bytes) else content, problems)
     except YamlError:
         return None
-    parsed = parse_node(root, RuleFile, (), problems)
+    parsed = parse_node(root_node, RuleFile, (), problems)
     return None if problems.has_errors else parsed
 
 

@@ -79,16 +79,16 @@ def parse_pipeline(content: str | bytes, file: str = DEFAULT_FILE) -> ParseResul
     problems = ProblemList(file)
     try:
         text = decode_utf8(content, problems) if isinstance(content, bytes) else content
-        root = parse_yaml(text, problems)
+        root_node = parse_yaml(text, problems)
     except YamlError:
         return ParseResult(file=file, pipeline=None, problems=problems.in_order())
     reader = _Reader(problems)
-    pipeline = reader.read_value(root, model.Pipeline, (), root.position)
-    checks.check_nodes(root, problems)
-    for _, job in pairs(child(root, "jobs")):
+    pipeline = reader.read_value(root_node, model.Pipeline, (), root_node.position)
+    checks.check_nodes(root_node, problems)
+    for _, job in pairs(child(root_node, "jobs")):
         validation_rules.check_rules(child(job, "validate"), text, problems, is_workstream=False)
-    references.check_patterns(root, text, problems)
-    references.check_expressions(root, reader.expressions, text, problems)
+    references.check_patterns(root_node, text, problems)
+    references.check_expressions(root_node, reader.expressions, text, problems)
     is_valid = isinstance(pipeline, model.Pipeline) and not problems.has_errors
     if is_valid:
         is_valid = references.check_pipeline(pipeline, reader.positions, problems)

@@ -57,10 +57,10 @@ def availability_key(path: Path) -> str:
 
 
 def check_expressions(
-    root: Node, expressions: Collection[SourceExpression], source: str, problems: ProblemList
+    root_node: Node, expressions: Collection[SourceExpression], source: str, problems: ProblemList
 ) -> None:
     """Report invalid expressions of a file, and their references to unknown names."""
-    checker = _ExpressionChecker(root, source, problems)
+    checker = _ExpressionChecker(root_node, source, problems)
     for expression in expressions:
         if problems.is_full:
             return
@@ -132,12 +132,12 @@ class _JobScope:
 
 
 class _ExpressionChecker:
-    def __init__(self, root: Node, source: str, problems: ProblemList) -> None:
+    def __init__(self, root_node: Node, source: str, problems: ProblemList) -> None:
         self._problems = problems
         self._source = source
-        self._scopes = {key.raw: _JobScope(job) for key, job in pairs(child(root, "jobs"))}
+        self._scopes = {key.raw: _JobScope(job) for key, job in pairs(child(root_node, "jobs"))}
         self._job_names = _NameList(self._scopes)
-        manual = child(child(root, "on"), "manual")
+        manual = child(child(root_node, "on"), "manual")
         self._inputs = _NameList(key.raw for key, _ in pairs(child(manual, "inputs")))
         self._jobs_without_secret: dict[str, str] = {}  # secret -> a job that does not get it, or an empty string
         self._parsed: dict[tuple[str, bool], tuple[Expression, ...]] = {}
@@ -251,15 +251,15 @@ def _one_of(names: Collection[str], hint_if_empty: str) -> str:
 # -- patterns
 
 
-def check_patterns(root: Node, source: str, problems: ProblemList) -> None:
+def check_patterns(root_node: Node, source: str, problems: ProblemList) -> None:
     """Report invalid patterns of branches, tags and paths in the events and jobs of a file."""
-    on = child(root, "on")
+    on = child(root_node, "on")
     for event in (child(on, "push"), child(on, "pull_request"), *items(child(on, "schedule"))):
         for name in ("branches", "branches-ignore", "tags", "tags-ignore"):
             check_pattern_list(child(event, name), source, problems, is_branch=True)
         for name in ("paths", "paths-ignore"):
             check_pattern_list(child(event, name), source, problems, is_branch=False)
-    for _, job in pairs(child(root, "jobs")):
+    for _, job in pairs(child(root_node, "jobs")):
         check_pattern_list(child(job, "paths"), source, problems, is_branch=False)
 
 

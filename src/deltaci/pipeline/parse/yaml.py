@@ -127,10 +127,10 @@ def parse_yaml(text: str, problems: ProblemList) -> Node:
             builder.last_position, "something after this that is not YAML", "check escapes, tags and directives"
         )
         raise YamlError from error
-    if builder.root is None:
+    if builder.root_node is None:
         problems.add(Position(), "an empty file", "expected at least: jobs")
         raise YamlError
-    return builder.root
+    return builder.root_node
 
 
 class _Builder:
@@ -138,7 +138,7 @@ class _Builder:
 
     def __init__(self, problems: ProblemList) -> None:
         self.problems = problems
-        self.root: Node | None = None
+        self.root_node: Node | None = None
         self.last_position = Position()
         self._open: list[tuple[Node, list[Node], str]] = []  # node, its children, its anchor
         self._anchors: dict[str, Node | None] = {}  # None: not yet complete
@@ -196,8 +196,8 @@ class _Builder:
             self._anchors[anchor] = node
         if self._open:
             self._open[-1][1].append(node)
-        elif self.root is None:
-            self.root = node
+        elif self.root_node is None:
+            self.root_node = node
 
     def _resolve_alias(self, alias_name: str, position: Position) -> Node:
         node = self._anchors.get(alias_name)

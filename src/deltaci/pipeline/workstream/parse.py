@@ -104,10 +104,12 @@ def parse_file(content: str | bytes, file: str = DEFAULT_FILE) -> ParsedWorkstre
         if all(not line.strip() or line.lstrip().startswith("#") for line in text.splitlines()):
             problems.add(Position(), "an empty file", EMPTY_FILE_HINT)
             raise YamlError
-        root = parse_yaml(text, problems)
+        root_node = parse_yaml(text, problems)
     except YamlError:
         return ParsedWorkstream(file=file, workstream=None, problems=problems.in_order())
-    return ParsedWorkstream(file=file, workstream=_read_workstream(root, text, problems), problems=problems.in_order())
+    return ParsedWorkstream(
+        file=file, workstream=_read_workstream(root_node, text, problems), problems=problems.in_order()
+    )
 
 
 def parse_values(value: Any) -> tuple[Workstream | None, tuple[str, ...]]:
@@ -118,26 +120,26 @@ def parse_values(value: Any) -> tuple[Workstream | None, tuple[str, ...]]:
     problems = ProblemList(VALUES_FILE)
     builder = _NodeBuilder(problems)
     try:
-        root = builder.build(value, (), 1)
-        workstream = _read_workstream(root, "", problems)
+        root_node = builder.build(value, (), 1)
+        workstream = _read_workstream(root_node, "", problems)
     except YamlError:
         workstream = None
     return workstream, tuple(builder.describe(problem) for problem in problems.in_order())
 
 
-def _read_workstream(root: Node, text: str, problems: ProblemList) -> Workstream | None:
+def _read_workstream(root_node: Node, text: str, problems: ProblemList) -> Workstream | None:
     """Convert the root node of a workstream and run all checks. Return None if there are errors."""
-    parsed = parse_node(root, Workstream, (), problems, VOCABULARY)
+    parsed = parse_node(root_node, Workstream, (), problems, VOCABULARY)
     for expression in parsed.expressions:
         hint = "expressions are not evaluated in a workstream: write the text itself, or use a script"
         problems.add(expression.position, f"an expression, {quote(expression.text)}", hint)
-    tasks = items(child(root, "tasks"))
+    tasks = items(child(root_node, "tasks"))
     _check_names(tasks, problems)
     for task in tasks:
         checks.check_retry(child(task, "retry"), problems.add)
         validation_rules.check_rules(child(task, "post_execution"), text, problems, is_workstream=True)
-    validation_rules.check_rules(child(root, "validation"), text, problems, is_workstream=True)
-    _check_base(child(root, "base"), problems)
+    validation_rules.check_rules(child(root_node, "validation"), text, problems, is_workstream=True)
+    _check_base(child(root_node, "base"), problems)
     return parsed.value if isinstance(parsed.value, Workstream) and not problems.has_errors else None
 
 
