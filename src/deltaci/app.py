@@ -238,7 +238,7 @@ class Server:
         self.message_handlers.stop_waiting()
         self.control.stop_waiting()
         if self._control_plane is not None:
-            self._control_plane.streams.close()
+            self._control_plane.event_streams.close()
 
 
 class ControlPlane:
@@ -261,7 +261,7 @@ class ControlPlane:
         if self._dispatcher is not None:
             server.control.subscribe(self._dispatcher.on_cancel)
         self._disk = DiskThreads("api")
-        self.streams = EventStreams(store)
+        self.event_streams = EventStreams(store)
         self.repositories = RepositoryController(store, server.engine, folder, read_secret, url_policy)
         forge_projects = CachedForgeProjects(self.repositories.projects.find, read_secret)
         forge_client = ForgeHttpClient(allowed_forges)
@@ -305,7 +305,7 @@ class ControlPlane:
             signer=server.signer,
             keys=ApiKeys(server.store, server.signer, time.monotonic),
             tenants=server.tenants,
-            streams=self.streams,
+            streams=self.event_streams,
             secrets=server.secrets,
             failure_rules=server.failure_rules,
             flaky=server.flaky,
@@ -324,7 +324,7 @@ class ControlPlane:
 
     def subscribe(self, follower: Follower) -> None:
         """Register the `on_events` method of each part with the follower, which calls it with the events of the log."""
-        for subscriber in (self._dispatcher, self.streams, self.repositories, self.transitions, self.workstreams):
+        for subscriber in (self._dispatcher, self.event_streams, self.repositories, self.transitions, self.workstreams):
             if subscriber is not None:
                 follower.subscribe(subscriber.on_events)
 

@@ -52,10 +52,10 @@ async def setup(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
 
 def _patterns() -> list[str]:
     """Return glob patterns of the paths at which version managers install Python."""
-    root = os.environ.get("PYENV_ROOT", "")
+    pyenv_root = os.environ.get("PYENV_ROOT", "")
     return [
         "/opt/hostedtoolcache/Python/*/*/bin/python3",
-        *([f"{shlex.quote(root)}/versions/*/bin/python3"] if root.startswith("/") else []),
+        *([f"{shlex.quote(pyenv_root)}/versions/*/bin/python3"] if pyenv_root.startswith("/") else []),
         "~/.pyenv/versions/*/bin/python3",
         "~/.local/share/uv/python/*/bin/python3",
         "/opt/python/*/bin/python3",
