@@ -1,4 +1,4 @@
-"""Artifacts, caches, secrets and the results of needs over HTTP, each under a live lease.
+"""What a job stores and reads over HTTP, each under a live lease: artifacts, caches, secrets and results of other jobs.
 
 The blob key, the cache scope and the secrets follow from the record of the attempt; the request only gives a name
 within them. A body is first received into a temporary file. The lease is checked before that, when the body is
@@ -26,9 +26,9 @@ from deltaci.protocol import messages as wire
 from deltaci.protocol.responses import StoredArtifact, StoredCache
 from deltaci.protocol.routes import MAX_CACHE_KEY, SHA256_HEADER
 from deltaci.server.disk import DiskThreads
+from deltaci.server.runner_api.job_inputs import ROUTE_NAMES as JOB_INPUT_ROUTES
+from deltaci.server.runner_api.job_inputs import JobInputHandlers, lease_number
 from deltaci.server.runner_api.message_handlers import MessageHandlers, Runner, job_spec
-from deltaci.server.runner_api.needs import ROUTE_NAMES as NEEDS_ROUTES
-from deltaci.server.runner_api.needs import NeedsHandlers, lease_number
 from deltaci.server.secrets import Secrets, is_from_fork, job_scope_of
 from deltaci.storage.blobs import keys
 from deltaci.storage.blobs.disk_reserve import check_free_space
@@ -37,7 +37,7 @@ from deltaci.storage.blobs.store import BlobStat, BlobStore, BlobStoreUnavailabl
 if TYPE_CHECKING:
     from deltaci.server.request import Request
 
-ROUTE_NAMES: Final = frozenset({"artifacts", "caches", "secrets"}) | NEEDS_ROUTES
+ROUTE_NAMES: Final = frozenset({"artifacts", "caches", "secrets"}) | JOB_INPUT_ROUTES
 MAX_RUNNING: Final = 64  # Bodies received at the same time, each into its own file.
 STALL_SECONDS: Final = 60.0
 BUFFER_BYTES: Final = 1024 * 1024
@@ -92,7 +92,7 @@ class StorageQuota(Protocol):
 
 
 class JobDataHandlers:
-    """Answers a job's requests for artifacts, caches and secrets, and lets `NeedsHandlers` answer those about needs."""
+    """Stores the artifacts and caches of a job, and answers its requests for caches, secrets and job inputs."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class JobDataHandlers:
         self._quota = quota
         # Separate threads: a slow blob store must not delay log writes.
         self._disk = DiskThreads("blobs")
-        self._needs = NeedsHandlers(message_handlers, blobs, secrets, self._disk)
+        self._job_inputs = JobInputHandlers(message_handlers, blobs, secrets, self._disk)
         self._running = 0
 
     def close(self) -> None:
@@ -122,8 +122,8 @@ class JobDataHandlers:
         """Answer one request to one of `ROUTE_NAMES`. `path_rest` is the path after the route's name."""
         request.digest()  # Refuse a malformed header before the lease is checked.
         attempt = await self._message_handlers.leased_attempt(runner, request.lease_id())
-        if name in NEEDS_ROUTES:
-            return await self._answer_needs(attempt, name, path_rest, lease_number(request.lease_id()))
+        if name in JOB_INPUT_ROUTES:
+            return await self._answer_input_request(attempt, name, path_rest, lease_number(request.lease_id()))
         if name == "secrets":
             return await self._decrypt_secrets(attempt)
         if name == "artifacts":
@@ -134,21 +134,23 @@ class JobDataHandlers:
             return await self._read_cache(attempt, path_rest)
         return await self._store_cache(runner, attempt, path_rest, request)
 
-    async def _answer_needs(self, attempt: Attempt, name: str, path_rest: str, current_lease_number: int) -> Any:
-        """Answer a request to one of the routes of `NeedsHandlers`."""
+    async def _answer_input_request(
+        self, attempt: Attempt, name: str, path_rest: str, current_lease_number: int
+    ) -> Any:
+        """Answer a request to one of the routes of `JobInputHandlers`."""
         match name:
             case "needs":
-                return await self._needs.needs(attempt)
+                return await self._job_inputs.needs(attempt)
             case "run-artifacts":
-                return await self._needs.artifacts(attempt, current_lease_number)
+                return await self._job_inputs.artifacts(attempt, current_lease_number)
             case "run-artifact":
-                blob_key, blob_stat = await self._needs.artifact(attempt, current_lease_number, path_rest)
+                blob_key, blob_stat = await self._job_inputs.artifact(attempt, current_lease_number, path_rest)
                 return StreamedResponse(blob_stat, self._read_chunks(blob_key))
             case "cache-keys":
-                return await self._needs.cache_key(attempt, path_rest)
+                return await self._job_inputs.cache_key(attempt, path_rest)
             case "source-credential":
-                return await self._needs.source_credential(attempt)
-        return await self._needs.optional_secrets(attempt)
+                return await self._job_inputs.source_credential(attempt)
+        return await self._job_inputs.optional_secrets(attempt)
 
     async def remove_lost_uploads(self, runner: Runner, lease: LeaseRef) -> None:
         """Delete the artifacts that earlier leases of a completed attempt stored: no result refers to them."""
@@ -229,7 +231,7 @@ class JobDataHandlers:
             await self._delete_if_lease_lost(runner, request, blob_key)
             self._count_stored(attempt.tenant, blob_stat.bytes)
             scope = job_spec(attempt).cache_scope
-            await self._disk.run(lambda: self._needs.remember_cache(attempt.tenant, scope, cache_key))
+            await self._disk.run(lambda: self._job_inputs.remember_cache(attempt.tenant, scope, cache_key))
         return StoredCache(stored=is_stored, bytes=blob_stat.bytes, sha256=blob_stat.sha256)
 
     # -- bodies

@@ -35,7 +35,7 @@ MAX_RERUNS: Final = 20  # The length of a chain of reruns.
 MAX_ARTIFACTS: Final = 10_000
 
 
-class NeedsHandlers:
+class JobInputHandlers:
     """Handles the requests for needs, artifacts of the run, cache keys, the source credential and optional secrets."""
 
     def __init__(
