@@ -415,16 +415,59 @@ async def test_the_events_of_a_job_are_document_004s_words(backend: Backend) -> 
         events = await queue.events(job.id)
 
         assert words(events) == [
-            "enqueued", "claimed", "heartbeat", "started", "heartbeat", "stalled", "requeued",
-            "claimed", "heartbeat", "started", "heartbeat", "succeeded",
+            "enqueued", "claimed", "started", "heartbeat", "stalled", "requeued",
+            "claimed", "started", "succeeded",
         ]  # fmt: skip
         assert [event["rev"] for event in events] == list(range(1, len(events) + 1))
         assert [event["attempt"] for event in events][-1] == 2
-        assert events[4]["request_id"] == "h"
+        assert events[3]["request_id"] == "h"
         assert {event["job_id"] for event in events} == {job.id}
         report = verify([msgspec.json.encode(event) for event in events], "job-events")
         assert report.is_legal, report.violations
         legal(await queue.log())
+
+
+@pytest.mark.proves("MOD-13")
+@on_loop
+async def test_the_history_has_no_heartbeat_that_nobody_sent(backend: Backend) -> None:
+    """A program that debugs a lost lease reads from it when its worker was last heard from."""
+    async with backend.queue() as queue:
+        job = await started(queue, 1)
+        await queue.complete(job.lease_id, {})
+
+        assert words(await queue.events(job.id)) == ["enqueued", "claimed", "started", "succeeded"]
+        log = await queue.log(job.id)
+        assert "heartbeat" not in {event.trigger for event in log}
+        assert [(event.trigger, event.metadata.get("implied_by")) for event in log] == [
+            ("enqueued", None),
+            ("claimed", None),
+            ("acknowledged", "Start"),
+            ("started", None),
+            ("upload_began", "Finish"),
+            ("succeeded", None),
+        ]
+
+
+@pytest.mark.proves("MOD-13")
+@on_loop
+async def test_the_history_says_who_canceled_a_job_and_why(backend: Backend) -> None:
+    """Document 004 has no cancel: the steps that it forces are marked, whoever they are attributed to."""
+    async with backend.queue() as queue:
+        job = await started(queue, 1)
+        await queue.cancel(job.id, "NOT_NEEDED")
+        with pytest.raises(JobCanceled):
+            await queue.complete(job.lease_id, {})
+        waiting = await queue.enqueue(2)
+        await queue.cancel(waiting.id, "TOO_LATE")
+
+        acknowledged, forced = await queue.events(job.id), await queue.events(waiting.id)
+
+        assert words(acknowledged)[2:] == ["started", "failed"]
+        assert acknowledged[-1]["metadata"] == {"takeover": {"by": "orchestrator", "reason": "NOT_NEEDED"}}
+        assert "metadata" not in acknowledged[2]
+        assert words(forced)[1:] == ["claimed", "started", "failed"]
+        for event in forced[1:]:
+            assert event["metadata"] == {"takeover": {"by": "orchestrator", "reason": "TOO_LATE"}}
 
 
 @on_loop

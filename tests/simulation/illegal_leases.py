@@ -104,7 +104,7 @@ def two_leases_at_once(log: LogBuilder) -> None:
     log.claim(worker="u")
     lease = {"number": 2, "worker_id": "v", "from": None, "to": "GRANTED"}
     lease |= {"accept_by": log.now + 30 * SECOND, "expires_at": log.now + TTL * SECOND}
-    log.add_event("attempt", "r/a.1", "STARTING", "heartbeat", "worker:u", claims=2, lease=lease)
+    log.add_event("attempt", "r/a.1", "STARTING", "acknowledged", "worker:u", claims=2, lease=lease)
 
 
 @breaks("token")

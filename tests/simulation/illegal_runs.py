@@ -90,7 +90,7 @@ def an_attempt_of_an_approval(log: LogBuilder) -> None:
 def an_approval_expired_early(log: LogBuilder) -> None:
     log.plan({"name": "a", "kind": "approval", "seconds": 60})
     log.wait(59)
-    log.add_event("job", "r/a", "FAILED", "rejected", reason="APPROVAL_EXPIRED")
+    log.add_event("job", "r/a", "FAILED", "approval_expired", reason="APPROVAL_EXPIRED")
 
 
 @breaks("approval")

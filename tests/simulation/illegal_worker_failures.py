@@ -113,7 +113,7 @@ def a_success_that_does_not_reset_the_count(log: LogBuilder) -> None:
     log.commit()
     log.claim()
     log.start()
-    log.renew("a", "UPLOADING")
+    log.renew("a", "UPLOADING", "upload_began")
     log.end("a", "SUCCEEDED", "succeeded", "COMPLETED", exit_code=0)
     log.release_worker(troubles=2)
     log.add_event("job", "r/a", "VALIDATING", "execution_completed", attempt_index=1)

@@ -177,7 +177,7 @@ class LogBuilder:
 
     def start(self, name: str = "a", worker: str = "w") -> None:
         """Acknowledge the lease and start the attempt."""
-        self.renew(name, "STARTING", "heartbeat", worker)
+        self.renew(name, "STARTING", "acknowledged", worker)
         self.renew(name, "RUNNING", "started", worker)
 
     def end(self, name: str, to: str, trigger: str, lease: str, actor: str = "worker:w", **metadata: Any) -> None:
@@ -208,7 +208,7 @@ class LogBuilder:
 
     def finish(self, name: str = "a", to: str = "SUCCEEDED", **metadata: Any) -> None:
         """End the attempt as its runner reports; part of a commit."""
-        self.renew(name, "UPLOADING")
+        self.renew(name, "UPLOADING", "upload_began")
         trigger = "succeeded" if to == "SUCCEEDED" else "failed"
         code = 0 if to == "SUCCEEDED" else 1
         self.end(name, to, trigger, "COMPLETED", **{"exit_code": code, **metadata})

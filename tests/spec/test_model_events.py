@@ -253,9 +253,9 @@ WORDS: Final = {
 }
 # Steps that the document does not know: births, approvals, workers that are held, and a cancel that is only requested.
 OURS: Final = {
-    JOB: {"created", "approval_opened", "approval_given", "approved", "rejected"},
+    JOB: {"created", "approval_opened", "approval_given", "approved", "rejected", "approval_expired"},
     WORKER: {"registered", "capabilities_registered", "drained", "quarantined", "resumed"},
-    ATTEMPT: {"cancel_requested"},
+    ATTEMPT: {"cancel_requested", "acknowledged", "upload_began"},
 }
 
 

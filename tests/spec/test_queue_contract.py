@@ -101,10 +101,11 @@ def test_an_operation_of_the_owner_is_refused_to_everyone_else(name: str, actor:
 
 
 @pytest.mark.proves("QUE-C2")
-@pytest.mark.parametrize("number", [2, 3, 5])
+@pytest.mark.parametrize("number", [2, 3, 4])
 def test_the_verifier_finds_a_job_event_that_is_not_its_owners(number: int) -> None:
     """A log in which a stranger starts, keeps or finishes a job shows a broken queue."""
     lab, granted = ready_for("complete")
+    lab.do(operation(lab, "heartbeat", granted))
     lab.complete(granted)
 
     rules = altered(lab.job_events(), lambda log: log[number].update(actor="worker:w9"))

@@ -19,7 +19,18 @@ from deltaci.core.failures import Facts, Failure, FailureRule
 from deltaci.core.ids import LeaseRef, first_incarnation_id
 from deltaci.core.instants import SECOND
 from deltaci.core.lease import Lease
-from deltaci.core.machine import Command, Implies, Machine, Record, Rule, Target, Transition, is_repeat, no_change
+from deltaci.core.machine import (
+    Command,
+    Implies,
+    Machine,
+    Record,
+    Rule,
+    Target,
+    Transition,
+    is_repeat,
+    no_change,
+    stored_name,
+)
 from deltaci.core.worker import required_labels
 
 CREATED: Final = "CREATED"
@@ -36,6 +47,10 @@ CANCEL_REQUESTED: Final = "CANCEL_REQUESTED"
 CANCELED: Final = "CANCELED"
 
 ACTIVE_STATES: Final = (LEASED, STARTING, RUNNING, UPLOADING)  # The attempt is leased, and no cancel was requested.
+
+# The triggers of transitions for which document 004 has no event type.
+ACKNOWLEDGED: Final = "acknowledged"
+UPLOAD_BEGAN: Final = "upload_began"
 
 MAX_LOST_LEASES: Final = 3
 TIMEOUT_SECONDS: Final = 3600
@@ -96,6 +111,7 @@ class Attempt(Record, frozen=True, kw_only=True):
     avoid: tuple[str, ...] = ()  # Workers on which the job failed or was lost: others are preferred.
     exit_code: int | None = None  # Of the accepted result, to recognise a repeat of that result.
     progress_at: int = 0  # When the progress was reported, by the runner's clock.
+    canceled_by: str = ""  # The actor that requested the cancellation.
 
     @property
     def times_out_at(self) -> int:
@@ -369,7 +385,7 @@ def _finish_cancel(attempt: Attempt, command: Outcome | CancelAck, at: int) -> T
     changes, metadata = _with_lease(attempt, lease.Cancel, at)
     # A late result does not count, but its report is kept.
     changes.update(error=_CANCELED_FAILURE, report=command.report)
-    return CANCELED, changes, {**metadata, "reason": attempt.cancel_reason}
+    return CANCELED, changes, {**metadata, **_cancellation_metadata(attempt), "message": stored_name(type(command))}
 
 
 def _avoid_changes(attempt: Attempt, changes: dict[str, Any], failure: Failure | None = None) -> dict[str, Any]:
@@ -466,11 +482,20 @@ def _time_out(attempt: Attempt, _command: TimeOut, at: int) -> Transition:
 
 def _cancel(attempt: Attempt, command: Cancel, at: int) -> Transition:
     deadline = at + command.deadline_seconds * SECOND
-    changes: dict[str, Any] = {"cancel_reason": command.reason, "cancel_by": deadline}
+    changes: dict[str, Any] = {
+        "cancel_reason": command.reason,
+        "cancel_by": deadline,
+        "canceled_by": command.actor,
+    }
     metadata: dict[str, Any] = {"reason": command.reason, "cancel_by": deadline}
     if attempt.lease is None:
         changes["claims"] = metadata["claims"] = attempt.claims + 1
     return CANCEL_REQUESTED, changes, metadata
+
+
+def _cancellation_metadata(attempt: Attempt) -> dict[str, Any]:
+    metadata = {"reason": attempt.cancel_reason}
+    return {**metadata, "canceled_by": attempt.canceled_by} if attempt.canceled_by else metadata
 
 
 def _force_canceled(attempt: Attempt, command_type: type[Command], at: int) -> Transition:
@@ -478,7 +503,7 @@ def _force_canceled(attempt: Attempt, command_type: type[Command], at: int) -> T
     return (
         CANCELED,
         {**changes, "error": _CANCELED_FAILURE},
-        {**metadata, "reason": attempt.cancel_reason, "is_forced": True},
+        {**metadata, **_cancellation_metadata(attempt), "is_forced": True},
     )
 
 
@@ -551,11 +576,11 @@ MACHINE: Final[Machine[Attempt]] = Machine(
          ORCHESTRATOR, "a worker asked for work", ("ORC-A2", "QUE-T2")),
     Rule(STALE, Grant, (Target(LEASED, "claimed"),), _grant,
          ORCHESTRATOR, "reclaimed without going back to the queue", ("QUE-T3",)),
-    Rule(LEASED, Ack, (Target(STARTING, "heartbeat"),), _ack,
+    Rule(LEASED, Ack, (Target(STARTING, ACKNOWLEDGED),), _ack,
          ORCHESTRATOR, "AckLease: the runner accepted the job", ("ORC-A3", "PRO-Q3")),
     *(Rule(s, Ack, (), no_change,
            ORCHESTRATOR, "a repeat after a lost answer is no error", ("ORC-I2",)) for s in ACTIVE_STATES[1:]),
-    Rule(CANCEL_REQUESTED, Ack, (Target(CANCEL_REQUESTED, "heartbeat"),), _ack_while_canceling, ORCHESTRATOR,
+    Rule(CANCEL_REQUESTED, Ack, (Target(CANCEL_REQUESTED, ACKNOWLEDGED),), _ack_while_canceling, ORCHESTRATOR,
          "the runner accepted the job before it learns of the cancel", ("MOD-3",)),
     Rule(STARTING, Start, (Target(RUNNING, "started"),), _start,
          ORCHESTRATOR, "the first heartbeat, or a report that it runs", ("ORC-A4", "QUE-T4")),
@@ -575,7 +600,7 @@ MACHINE: Final[Machine[Attempt]] = Machine(
     Implies(STARTING, Heartbeat, Start, "the first heartbeat means that it runs"),
     Implies(CANCEL_REQUESTED, Heartbeat, Ack, "a runner that reports progress has accepted the job",
             when=_is_unacknowledged),
-    Rule(RUNNING, BeginUpload, (Target(UPLOADING, "heartbeat"),), _begin_upload,
+    Rule(RUNNING, BeginUpload, (Target(UPLOADING, UPLOAD_BEGAN),), _begin_upload,
          RUNNER, "the steps are over, uploads began", ("ORC-A5",)),
     Rule(UPLOADING, BeginUpload, (), no_change, RUNNER, "a repeat is no error", ("ORC-I2",)),
     Implies(LEASED, BeginUpload, Ack, "a runner that uploads has accepted the job"),

@@ -357,7 +357,7 @@ MACHINE: Final[Machine[Job]] = Machine(
          USER, "approved already; a repeat is no error", ("STP-P2",)),
     Rule(WAITING_APPROVAL, Reject, (Target(FAILED, "rejected", ERROR),), _reject,
          USER, "a person rejected it", ("MOD-8",)),
-    Rule(WAITING_APPROVAL, ExpireApproval, (Target(FAILED, "rejected", ERROR),), _expire_approval, ORCHESTRATOR,
+    Rule(WAITING_APPROVAL, ExpireApproval, (Target(FAILED, "approval_expired", ERROR),), _expire_approval, ORCHESTRATOR,
          "not decided in time", ("MOD-8",)),
     *(Rule(state, Cancel, (Target(CANCELED, "user_cancelled"),), _cancel,
            ORCHESTRATOR, "cancelled, blocked or no longer needed",

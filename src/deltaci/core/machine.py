@@ -269,6 +269,9 @@ class Machine(Generic[S]):
                 raise InvariantBroken(
                     f"{self.name}: {current_type.__name__} in {draft.state} led to {state}, outside its targets"
                 )
+            if current_type is not command_type:
+                # Nobody sent this step: it follows from the command.
+                metadata = {**metadata, "implied_by": stored_name(command_type)}
             rev = draft.rev + 1
             events.append(
                 Event(

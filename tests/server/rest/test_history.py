@@ -12,8 +12,8 @@ import pytest
 from deltaci.server import test_reports
 from deltaci.server.rest import history
 from deltaci.server.rest import tests as tested
-from tests.contract.backends import on_loop
-from tests.server.rest.site import ApiSite, Caller, ScriptedRunner, gate, task
+from tests.contract.backends import on_both_stores, on_loop
+from tests.server.rest.site import TIME, ApiSite, Caller, ScriptedRunner, gate, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
@@ -39,6 +39,37 @@ async def all_pages(caller: Caller, run: str, **query: Any) -> list[Any]:
 
 
 # -- events
+
+
+@pytest.mark.proves("MOD-13")
+@on_both_stores
+@on_loop
+async def test_no_step_names_somebody_who_did_not_take_it(site: Opened) -> None:
+    """A person who asks what a runner did must not read of heartbeats and failures that it never sent."""
+    async with site() as here:
+        ada, runner = await here.key("ada", "run", "read"), await here.register_runner()
+        run = await ada.start(task("a"), task("b", needs=[]))
+        [first], [second] = await runner.lease(), await runner.lease()
+        await runner.finish(first)
+        await runner.send(second, "AckLease", job_id=second["job_id"], accepted_at=TIME)
+        await ada.post(f"/runs/{run}/cancel")
+        await runner.send(second, "CancelAck", final_status="CANCELED", ts=TIME)
+        await here.until(ada, run, "REPORTED")
+
+        async def steps(view: str, lease: Any) -> list[tuple[str, Any]]:
+            part = await get_part(ada, run, "transitions", view=view, limit=1000)
+            id = lease["job_id"] + ".1"
+            return [(each["trigger"], each["metadata"]) for each in part["transitions"] if each["entity_id"] == id]
+
+        finished = [(trigger, data.get("implied_by")) for trigger, data in await steps("orchestration", first)]
+        canceled = [trigger for trigger, _ in await steps("orchestration", second)]
+        taken_over = [(trigger, data.get("takeover")) for trigger, data in await steps("queue", second)]
+
+        implied = [("implied", "Complete")] * 3
+        assert finished == [("enqueued", None), ("claimed", None), *implied, ("succeeded", None)]
+        assert canceled == ["enqueued", "claimed", "AckLease", "cancel_requested", "CancelAck"]
+        cause = {"by": "user:ada", "reason": "RUN_CANCELED"}
+        assert taken_over[3:] == [("started", cause), ("failed", cause)]
 
 
 @on_loop

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from deltaci.audit.explain.formatting import one_line
 from deltaci.audit.explain.reasons import Clause, TenantState
 from deltaci.core import worker as core_worker
-from deltaci.core.attempt import Attempt
+from deltaci.core.attempt import ACKNOWLEDGED, UPLOAD_BEGAN, Attempt
 from deltaci.core.events import Event
 from deltaci.core.ids import attempt_id
 from deltaci.core.job import Job
 from deltaci.core.run import Run
+
+_ROUTINE_TRIGGERS: Final = frozenset({"heartbeat", ACKNOWLEDGED, UPLOAD_BEGAN})
 
 
 class ExplainContext:
@@ -34,8 +37,8 @@ class ExplainContext:
         self.run = run
         self.jobs = {job.id: job for job in jobs}
         self.attempts = {attempt.id: attempt for attempt in attempts}
-        # Most events of a long log are heartbeats, and no reason is based on one.
-        self.events = [event for event in events if event.trigger != "heartbeat"]
+        # Most events of a long log are heartbeats and the like, and no reason is based on one.
+        self.events = [event for event in events if event.trigger not in _ROUTINE_TRIGGERS]
         self.tenant = tenant
         self.now = tenant.now
         self.events_by_id: dict[str, list[Event]] = {}

@@ -418,6 +418,7 @@ _NOTABLE_JOB_EVENTS: Final[dict[tuple[str, str], Describe]] = {
     (JOB, "execution_failed"): _job_execution_failed,
     (JOB, "approved"): _job_ended,
     (JOB, "rejected"): _job_ended,
+    (JOB, "approval_expired"): _job_ended,
     (JOB, "validation_failed"): _job_ended,
     (JOB, "user_cancelled"): _job_ended,
     (ATTEMPT, "stalled"): _attempt_stalled,

@@ -61,8 +61,13 @@ def _lease_event(event: Event, lease_change: dict[str, Any]) -> Event:
         to=lease_change["to"],
         trigger=lease_trigger,
         severity=severity,
-        metadata={"worker_id": lease_change["worker_id"]},
+        metadata={"worker_id": lease_change["worker_id"], **_implied(event)},
     )
+
+
+def _implied(event: Event) -> dict[str, str]:
+    implied_by = event.metadata.get("implied_by")
+    return {"implied_by": implied_by} if implied_by else {}
 
 
 def _replace(event: Event, **changes: Any) -> Event:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from deltaci.core.attempt import TERMINAL
-from deltaci.core.events import ATTEMPT, Event
+from deltaci.core.attempt import CANCEL_REQUESTED, TERMINAL
+from deltaci.core.events import ATTEMPT, ORCHESTRATOR, Event
 from deltaci.core.instants import rfc3339
 from deltaci.core.status.queue import JOB_VIEW
-from deltaci.core.status.view import Change
+from deltaci.core.status.view import change_of
 
 
 class _JobState:
@@ -38,8 +38,7 @@ class JobEventsExporter:
 
     def _export(self, event: Event) -> Iterator[dict[str, Any]]:
         job = self._live_jobs.setdefault(event.entity_id, _JobState())
-        change = Change(event.from_, event.to, event.trigger, event.actor)
-        steps, job.status = JOB_VIEW.project_change(job.status, change)
+        steps, job.status = JOB_VIEW.project_change(job.status, change_of(event))
         for step in steps:
             job.rev += 1
             job.attempt += step.trigger == "claimed"
@@ -55,9 +54,20 @@ class JobEventsExporter:
             }
             if event.request_id:
                 job_event["request_id"] = event.request_id
+            if step.is_takeover:
+                job_event["metadata"] = {"takeover": takeover(event)}
+            elif event.metadata.get("implied_by"):
+                job_event["metadata"] = {"implied_by": event.metadata["implied_by"]}
             yield job_event
         if event.to in TERMINAL:
             del self._live_jobs[event.entity_id]
+
+
+def takeover(event: Event) -> dict[str, str]:
+    """Return who ended the attempt in a way that document 004 has no word for, and why."""
+    metadata = event.metadata
+    person = event.actor if event.to == CANCEL_REQUESTED else metadata.get("canceled_by", ORCHESTRATOR)
+    return {"by": person, "reason": metadata["error"]["code"] if "error" in metadata else metadata.get("reason", "")}
 
 
 def job_events(events: Iterable[Event]) -> Iterator[dict[str, Any]]:

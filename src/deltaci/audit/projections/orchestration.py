@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec import structs
+
 from deltaci.core import attempt as core_attempt
 from deltaci.core import lease
 from deltaci.core import run as core_run
-from deltaci.core.events import ATTEMPT, LEASE, RUN
-from deltaci.core.status.view import Edge, Extension, View
+from deltaci.core.events import ATTEMPT, LEASE, RUN, RUNNER, actor_kind
+from deltaci.core.status.view import Change, Edge, Extension, Step, View, project_by_table
 
 _WHILE_UPLOADING: Final = "a runner can die, be cancelled or hang while uploading"
 
@@ -34,6 +36,27 @@ RUN_VIEW: Final = View(
         *(Edge(state, core_run.REPORTED, "ORC-R11") for state in core_run.OVER),
     ),
 )
+
+
+def _project_attempt(view: View, previous: str | None, change: Change) -> tuple[tuple[Step, ...], str]:
+    """Project an attempt, whose events have document 004's types, to the words of documents 000 and 001."""
+    steps, state = project_by_table(view, previous, change)
+    return tuple(structs.replace(step, trigger=_attempt_trigger(step, change)) for step in steps), state
+
+
+def _attempt_trigger(step: Step, change: Change) -> str:
+    if change.implied_by:
+        return "implied"
+    if step.target == core_attempt.STARTING:
+        return "AckLease"
+    if step.target == core_attempt.TIMED_OUT:
+        return "timed_out"
+    if step.target == core_attempt.CANCELED:
+        if actor_kind(change.actor) != RUNNER:
+            return "cancel_forced"
+        return "Complete" if change.message in ("Complete", "Finish") else "CancelAck"
+    return step.trigger
+
 
 _BEFORE_UPLOADING: Final = (core_attempt.LEASED, core_attempt.STARTING, core_attempt.RUNNING)
 
@@ -64,6 +87,7 @@ ATTEMPT_VIEW: Final = View(
             core_attempt.QUEUED, core_attempt.FAILED, "000", "an attempt that lost its lease is retried only if allowed"
         ),
     ),
+    _project_attempt,
 )
 
 LEASE_VIEW: Final = View(

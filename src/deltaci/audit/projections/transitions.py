@@ -16,15 +16,16 @@ import msgspec
 from deltaci.core import job as core_job
 from deltaci.core import run as core_run
 from deltaci.core import worker as core_worker
-from deltaci.core.events import JOB, RUN, WORKER, Event
+from deltaci.core.events import JOB, RUN, USER, WORKER, Event, actor_kind
 from deltaci.core.instants import SECOND, rfc3339
-from deltaci.core.status.view import LEFT_OUT, Change, View
+from deltaci.core.status.view import LEFT_OUT, View, change_of
 from deltaci.core.status.workstreams import TASK_VIEW, WORKER_VIEW, WORKSTREAM_TRIGGERS, WORKSTREAM_VIEW
 
 _VIEWS: Final[dict[str, View]] = {JOB: TASK_VIEW, RUN: WORKSTREAM_VIEW, WORKER: WORKER_VIEW}
 _TYPES: Final = {JOB: "task_state_transition", RUN: "workstream_state_transition", WORKER: "worker_state_transition"}
 _TERMINAL: Final = {JOB: core_job.TERMINAL, RUN: core_run.TERMINAL, WORKER: core_worker.TERMINAL}
 _COPIED_KEYS: Final = (
+    "implied_by",
     "worker_id",
     "lost_worker_id",
     "retry_count",
@@ -39,6 +40,7 @@ _COPIED_KEYS: Final = (
 _WORKER_KEYS: Final = ("labels", "max_concurrent_tasks", "hold")
 # In the first line of every worker. Version 1 had none, named unlisted workers like others and left out reclaims.
 EXPORT_VERSION: Final = 2
+_ORCHESTRATOR_REASONS: Final = (core_job.BLOCKED, core_job.NOT_NEEDED, core_job.RUN_TIMEOUT)
 _CREATION_KEYS: Final = ("kind", "needs", "is_required", "max_attempts")
 
 
@@ -99,9 +101,7 @@ class TransitionsExporter:
                 return
             entity = self._create(event)
         old_state = entity.state
-        steps, entity.state = _VIEWS[event.entity].project_change(
-            old_state, Change(event.from_, event.to, event.trigger, event.actor)
-        )
+        steps, entity.state = _VIEWS[event.entity].project_change(old_state, change_of(event))
         if event.entity == WORKER and not steps:
             # The document has no such transition, so the new capabilities are added to the worker's next one.
             entity.properties.update({key: event.metadata[key] for key in _WORKER_KEYS if key in event.metadata})
@@ -159,6 +159,8 @@ class TransitionsExporter:
             entity.properties = {}
         if event.to in (core_job.TERMINAL | set(core_run.OVER)) and entity.started_at:
             metadata["duration_seconds"] = (self._last_at - entity.started_at) / SECOND
+        if takeover := _takeover(event, trigger, metadata):
+            metadata["takeover"] = takeover
         return {
             "timestamp": rfc3339(self._last_at),
             "event_type": _TYPES[event.entity],
@@ -199,3 +201,17 @@ class TransitionsExporter:
         if target == "failed" and job_id and self._live_entities[job_id].properties["kind"] == core_job.APPROVAL:
             return {"approval_gate": True}
         return {"task_id": job_id} if job_id else {}
+
+
+def _takeover(event: Event, trigger: str, metadata: dict[str, Any]) -> dict[str, str]:
+    """Return who caused a transition that the document attributes to somebody else, and why; empty if it is right."""
+    reason = str(metadata.get("reason", ""))
+    if trigger == "first_task_started":
+        reason = str(metadata["cause"])
+        return {} if reason == "job_started" else {"by": event.actor, "reason": reason}
+    if trigger == "user_cancelled":
+        is_by_user = actor_kind(event.actor) == USER or reason not in _ORCHESTRATOR_REASONS
+        return {} if is_by_user else {"by": event.actor, "reason": reason}
+    if trigger == "critical_task_failed" and (metadata.get("approval_gate") or event.to == core_run.TIMEOUT):
+        return {"by": event.actor, "reason": reason}
+    return {}

@@ -13,10 +13,11 @@ import msgspec
 
 from deltaci.audit.projections import orchestration
 from deltaci.audit.projections.canonical import canonical_events
+from deltaci.audit.projections.job_events import takeover
 from deltaci.core import job as core_job
 from deltaci.core.events import ATTEMPT, ENTITIES, JOB, LEASE, RUN, WORKER, Event
 from deltaci.core.status import queue, steps, workstreams
-from deltaci.core.status.view import LEFT_OUT, Change, Edge, Extension, Step, View
+from deltaci.core.status.view import LEFT_OUT, Edge, Extension, Step, View, change_of
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
@@ -47,6 +48,7 @@ class ProjectedStep(msgspec.Struct, frozen=True, kw_only=True):
     actor: str
     rule: str = ""
     why: str = ""
+    takeover: dict[str, str] = {}  # Who caused a step that the document forces, and why.
 
 
 CANONICAL: Final = Vocabulary("canonical", "")
@@ -116,8 +118,7 @@ def _canonical_step(event: Event) -> ProjectedStep:
 
 def _project(view: View, event: Event, state_by_entity: dict[str, str | None]) -> Iterator[ProjectedStep]:
     old_state = state_by_entity.get(event.entity_id)
-    change = Change(event.from_, event.to, event.trigger, event.actor)
-    steps, state_by_entity[event.entity_id] = view.project_change(old_state, change)
+    steps, state_by_entity[event.entity_id] = view.project_change(old_state, change_of(event))
     if view is workstreams.TASK_VIEW and event.entity == JOB and event.metadata.get("kind") == core_job.APPROVAL:
         state_by_entity[event.entity_id] = LEFT_OUT  # An approval is not a task, even before it waits for approval.
         return
@@ -132,6 +133,7 @@ def _project(view: View, event: Event, state_by_entity: dict[str, str | None]) -
             actor=step.actor,
             rule=allowed_by.cite if isinstance(allowed_by, Edge) else "",
             why=allowed_by.why if isinstance(allowed_by, Extension) else "",
+            takeover=takeover(event) if step.is_takeover else {},
         )
 
 

@@ -43,7 +43,9 @@ def check_decision(verifier: CanonicalVerifier, job: TrackedJob, event: EventLin
         return
     if job.is_task:
         verifier.flag("STP-P1", f"task {job.id} is decided by a person", "a decision about an approval only")
-    if event.trigger == "rejected" and (metadata.reason == core_job.REJECTED) != (actor_kind(event.actor) == USER):
+    if event.trigger in ("rejected", "approval_expired") and (metadata.reason == core_job.REJECTED) != (
+        actor_kind(event.actor) == USER
+    ):
         verifier.flag(
             "MOD-8", f"{event.actor} ends approval {job.id} as {metadata.reason}", "REJECTED by a person only"
         )

@@ -549,6 +549,7 @@ def check_cancel_request(
     if not metadata.reason or metadata.cancel_by is None or metadata.cancel_by < event.at:
         verifier.flag("ORC-C1", f"the cancellation of {attempt.id} has no reason or no deadline in the future", "both")
     attempt.cancel_reason, attempt.cancel_by = metadata.reason or "", metadata.cancel_by or event.at
+    attempt.canceled_by = event.actor
 
 
 def check_canceled(
@@ -562,7 +563,11 @@ def check_canceled(
         verifier.flag(
             "ORC-A10", f"attempt {attempt.id} is cancelled for {metadata.reason!r}", repr(attempt.cancel_reason)
         )
+    if metadata.canceled_by not in (None, attempt.canceled_by):
+        verifier.flag("MOD-13", f"attempt {attempt.id} was cancelled by {metadata.canceled_by}", attempt.canceled_by)
     is_forced = actor_kind(event.actor) != RUNNER
+    if (metadata.message is not None) and is_forced:
+        verifier.flag("MOD-13", f"the forced cancellation of {attempt.id} has a message", "no message")
     if bool(metadata.is_forced) != is_forced:
         verifier.flag(
             "ORC-C2",

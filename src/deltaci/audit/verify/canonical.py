@@ -44,9 +44,21 @@ from deltaci.core import job as core_job
 from deltaci.core import lease
 from deltaci.core import run as core_run
 from deltaci.core import worker as core_worker
-from deltaci.core.events import ATTEMPT, CRITICAL, JOB, LEASE, ORCHESTRATOR, RUN, WORKER, actor_kind
+from deltaci.core.events import (
+    ATTEMPT,
+    CRITICAL,
+    ERROR,
+    INFO,
+    JOB,
+    LEASE,
+    ORCHESTRATOR,
+    RUN,
+    RUNNER,
+    WORKER,
+    actor_kind,
+)
 from deltaci.core.ids import lease_name
-from deltaci.core.machine import Machine
+from deltaci.core.machine import Machine, stored_name
 from deltaci.core.status.view import LEFT_OUT, Change, Edge, Extension
 
 MACHINES: Final[dict[str, Machine[Any]]] = {
@@ -56,6 +68,14 @@ MACHINES: Final[dict[str, Machine[Any]]] = {
     WORKER: core_worker.MACHINE,
     LEASE: lease.MACHINE,
 }
+# (entity, from, to, command): the transitions that a command may imply.
+IMPLIED: Final = frozenset(
+    (name, step.source or None, target.state, stored_name(step.command))
+    for name, machine in MACHINES.items()
+    for step in machine.implied_steps
+    if (rule := machine.rule(step.source, step.first)) is not None
+    for target in rule.targets
+)
 TERMINAL: Final = {name: machine.terminal for name, machine in MACHINES.items()}
 DOCUMENT_RULE: Final = {RUN: "ORC-O1", JOB: "WST-V1", ATTEMPT: "QUE-T12", WORKER: "WST-V1", LEASE: "ORC-LF3"}
 
@@ -69,6 +89,10 @@ for _name, _machine in MACHINES.items():
                 _actors.setdefault(_kind, set()).add(_target.severity)
 # In older logs the time of waiting for approval counted for the run timeout; see `runs.check_timed_out`.
 LEGAL[RUN, core_run.WAITING_APPROVAL, core_run.TIMEOUT, "run_timed_out"] = {ORCHESTRATOR: {CRITICAL}}
+# In older logs an acknowledgement and the begin of the uploads were called heartbeats, and an expiry a rejection.
+LEGAL[ATTEMPT, core_attempt.LEASED, core_attempt.STARTING, "heartbeat"] = {RUNNER: {INFO}}
+LEGAL[ATTEMPT, core_attempt.RUNNING, core_attempt.UPLOADING, "heartbeat"] = {RUNNER: {INFO}}
+LEGAL[JOB, core_job.WAITING_APPROVAL, core_job.FAILED, "rejected"][ORCHESTRATOR] = {ERROR}
 
 VIEWS: Final = {name: views_of(name) for name in MACHINES}
 CHECKS: Final = {ATTEMPT: attempts.CHECKS, JOB: jobs.CHECKS, RUN: runs.CHECKS, WORKER: workers.CHECKS}
@@ -87,6 +111,12 @@ def legal_targets(entity: str, source: str | None) -> str:
     return ", ".join(transitions) or "nothing: the state is terminal"
 
 
+def _implied_by(event: EventLine) -> str:
+    """Return the command that implied the event; empty if the event's own command was sent."""
+    metadata = event.metadata if isinstance(event, RunEventLine | AttemptEventLine) else None
+    return (metadata.implied_by or "") if metadata is not None else ""
+
+
 def _step_problems(event: EventLine, actor: str) -> list[Problem]:
     """Return the problems of the event's transition, actor and severity.
 
@@ -102,6 +132,9 @@ def _step_problems(event: EventLine, actor: str) -> list[Problem]:
         return [
             ("ORC-O1", f"{step_text} by {event.trigger} was made by {event.actor}", " or ".join(sorted(allowed_by)))
         ]
+    implied_by = _implied_by(event)
+    if implied_by and (kind, event.from_, event.to, implied_by) not in IMPLIED:
+        return [("MOD-13", f"{step_text} is implied by {implied_by}", "a command that implies it, or none")]
     if event.severity not in severities:
         return [("WST-E3", f"{step_text} has severity {event.severity}", " or ".join(sorted(severities)))]
     return []
@@ -261,7 +294,8 @@ class CanonicalVerifier:
         Update the entity's state in each view. Logs repeat few distinct steps, so results are cached.
         """
         actor = actor_kind(event.actor)
-        key = (event.entity, entity.state_per_view, event.from_, event.to, event.trigger, actor, event.severity)
+        step = (event.from_, event.to, event.trigger, actor, event.severity)
+        key = (event.entity, entity.state_per_view, step, _implied_by(event))
         cached = self._step_cache.get(key)
         if cached is None:
             state_per_view, view_problems = self._project(event, entity.state_per_view)
@@ -274,7 +308,7 @@ class CanonicalVerifier:
         self, event: EventLine, state_per_view: tuple[str | None, ...]
     ) -> tuple[tuple[str | None, ...], list[Problem]]:
         """Return the entity's state in each view after the event, and the steps that a document does not allow."""
-        change = Change(event.from_, event.to, event.trigger, event.actor)
+        change = Change(event.from_, event.to, event.trigger, event.actor, _implied_by(event))
         new_states: list[str | None] = []
         problems: list[Problem] = []
         for index, view in enumerate(VIEWS[event.entity]):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -30,6 +30,7 @@ class _EventLine(msgspec.Struct, forbid_unknown_fields=True):
     attempt: Count
     rev: Annotated[int, msgspec.Meta(ge=1)]
     request_id: str = ""
+    metadata: dict[str, Any] | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -55,6 +55,7 @@ class RunMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=False)
     details: str | None = None
     is_remembered: bool | None = None
     stops_clock: bool | None = None
+    implied_by: Name | None = None
     conclusion: str | None = None
     forge_result: str | None = msgspec.field(default=None, name="told")
 
@@ -148,6 +149,9 @@ class AttemptMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=Fa
     verdict: VerdictMetadata | None = None
     is_forced: bool | None = None
     sequence_no: Count | None = None
+    implied_by: Name | None = None
+    message: Literal["CancelAck", "Complete", "Finish"] | None = None
+    canceled_by: Name | None = None
 
 
 class WorkerMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=False):
@@ -168,6 +172,7 @@ class LeaseEventMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc
     """The metadata of a line about a lease."""
 
     worker_id: Name
+    implied_by: Name | None = None
 
 
 class RunEventLine(EventLine, tag="run", gc=False):

@@ -121,6 +121,7 @@ class TrackedAttempt(TrackedEntity):
     queue_key: str = ""
     stale_reason: str = ""
     cancel_reason: str = ""
+    canceled_by: str = ""
     expires_at: datetime = EPOCH
     accept_by: datetime = EPOCH
     fence_until: datetime = EPOCH

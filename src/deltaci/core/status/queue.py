@@ -45,27 +45,38 @@ def _project(_view: View, previous: str | None, change: Change) -> tuple[tuple[S
         change.target,
     )
     if target_state == attempt.CANCEL_REQUESTED:
-        if change.source == attempt.CANCEL_REQUESTED:
+        if change.source == attempt.CANCEL_REQUESTED and not change.implied_by:
             return (Step(status_before, status_before or CLAIMED, "heartbeat", actor),), previous or CLAIMED
         if status_before in (QUEUED, STALLED):
-            return (Step(status_before, CLAIMED, "claimed", ORCHESTRATOR),), _CLAIMED_BY_ORCHESTRATOR
+            return (_takeover_step(status_before, CLAIMED, "claimed"),), _CLAIMED_BY_ORCHESTRATOR
         return (), previous or ""
     target_status = _STATES[target_state]
+    if target_status == status_before and (change.implied_by or change.trigger == attempt.UPLOAD_BEGAN):
+        return (), target_status  # Its worker has sent no heartbeat.
     if target_status == FAILED and actor_kind(actor) != BY_RUNNER:
         return _takeover_steps(previous), FAILED
     if target_state == attempt.CANCELED and status_before == CLAIMED:
-        return (Step(CLAIMED, RUNNING, "started", actor), Step(RUNNING, FAILED, "failed", actor)), FAILED
-    return (Step(status_before, target_status, change.trigger, actor),), target_status
+        return _failure_steps(actor), FAILED
+    trigger = "heartbeat" if change.trigger == attempt.ACKNOWLEDGED else change.trigger
+    is_takeover = target_state == attempt.CANCELED
+    return (Step(status_before, target_status, trigger, actor, is_takeover),), target_status
+
+
+def _takeover_step(source: str | None, target: str, trigger: str, actor: str = ORCHESTRATOR) -> Step:
+    return Step(source, target, trigger, actor, is_takeover=True)
+
+
+def _failure_steps(actor: str = ORCHESTRATOR) -> tuple[Step, ...]:
+    return _takeover_step(CLAIMED, RUNNING, "started", actor), _takeover_step(RUNNING, FAILED, "failed", actor)
 
 
 def _takeover_steps(previous: str | None) -> tuple[Step, ...]:
-    failure_steps = (Step(CLAIMED, RUNNING, "started", ORCHESTRATOR), Step(RUNNING, FAILED, "failed", ORCHESTRATOR))
     if previous == _CLAIMED_BY_ORCHESTRATOR:
-        return failure_steps
-    claim_step = Step(STALLED, CLAIMED, "claimed", ORCHESTRATOR)
+        return _failure_steps()
+    claim_step = _takeover_step(STALLED, CLAIMED, "claimed")
     if previous == STALLED:
-        return (claim_step, *failure_steps)
-    return (Step(previous, STALLED, "stalled", ORCHESTRATOR), claim_step, *failure_steps)
+        return (claim_step, *_failure_steps())
+    return (_takeover_step(previous, STALLED, "stalled"), claim_step, *_failure_steps())
 
 
 JOB_VIEW: Final = View(

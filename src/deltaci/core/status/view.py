@@ -12,6 +12,8 @@ from typing import Final
 
 import msgspec
 
+from deltaci.core.events import Event
+
 SAME: Final = "="  # The projected state stays: the document has no state for this change.
 LEFT_OUT: Final = "-"  # The document has no such entity.
 
@@ -38,21 +40,43 @@ class Extension(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A transition in the document's vocabulary."""
+    """A transition in the document's vocabulary.
+
+    `is_takeover` marks a step that the document forces, because it has no word for what ended the record.
+    """
 
     source: str | None
     target: str
     trigger: str
     actor: str
+    is_takeover: bool = False
 
 
 class Change(msgspec.Struct, frozen=True):
-    """The fields of an event that a projection reads: our state before and after, the trigger and the actor."""
+    """The fields of an event that a projection reads: our state before and after, the trigger and the actor.
+
+    `implied_by` is the command that implied the transition, `message` the one that confirmed a cancellation.
+    """
 
     source: str | None
     target: str
     trigger: str
     actor: str
+    implied_by: str = ""
+    message: str = ""
+
+
+def change_of(event: Event) -> Change:
+    """Return the fields of an event that a projection reads."""
+    metadata = event.metadata
+    return Change(
+        event.from_,
+        event.to,
+        event.trigger,
+        event.actor,
+        metadata.get("implied_by", ""),
+        metadata.get("message", ""),
+    )
 
 
 Projection = Callable[["View", str | None, Change], tuple[tuple[Step, ...], str]]

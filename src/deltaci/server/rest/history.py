@@ -132,7 +132,7 @@ def _to_transition(step: ProjectedStep) -> Transition:
         why=step.why,
         request_id=event.request_id,
         rev=event.rev,
-        metadata=event.metadata,
+        metadata={**event.metadata, "takeover": step.takeover} if step.takeover else event.metadata,
     )
 
 
