@@ -124,7 +124,9 @@ def test_a_workstream_that_executes_without_a_task_says_why(specs: tuple[JobSpec
     lines = lab.transitions()
     number = next(n for n, line in enumerate(decoded(lines)) if line["to_state"] == "executing")
 
-    assert decoded(lines)[number]["metadata"] == {"cause": cause}
+    metadata = decoded(lines)[number]["metadata"]
+    assert metadata["cause"] == cause
+    assert metadata["takeover"] == {"by": "orchestrator", "reason": cause}
     for other in ({}, {"cause": "job_started"}):
         assert altered(lines, lambda log, told=other: log[number].update(metadata=told)) == {"WST-WG2"}  # type: ignore[misc]
     lab.verified()

@@ -330,7 +330,8 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Transition:
 
 
 def _ack(attempt: Attempt, command: Ack, at: int) -> Transition:
-    return STARTING, *_with_lease(attempt, lease.Ack, at)
+    changes, metadata = _with_lease(attempt, lease.Ack, at)
+    return STARTING, changes, {**metadata, "message": "AckLease"} if type(command) is Ack else metadata
 
 
 def _ack_while_canceling(attempt: Attempt, command: Ack, at: int) -> Transition | None:
@@ -361,7 +362,8 @@ def _heartbeat(attempt: Attempt, command: Heartbeat, at: int) -> Transition:
 
 
 def _begin_upload(attempt: Attempt, command: BeginUpload, at: int) -> Transition:
-    return UPLOADING, *_with_lease(attempt, lease.Renew, at)
+    changes, metadata = _with_lease(attempt, lease.Renew, at)
+    return UPLOADING, changes, {**metadata, "message": "BeginUpload"} if type(command) is BeginUpload else metadata
 
 
 def _finish(attempt: Attempt, command: Outcome, at: int) -> Transition:

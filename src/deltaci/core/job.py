@@ -322,7 +322,14 @@ def _reject(job: Job, command: Reject, at: int) -> Transition:
 def _expire_approval(job: Job, _command: ExpireApproval, at: int) -> Transition:
     if not job.approve_by or at < job.approve_by:
         raise Refused("not_due", f"the approval of job {job.id} is still open; wait for a decision")
-    return FAILED, {"completed_at": at, "reason": APPROVAL_EXPIRED}, {"reason": APPROVAL_EXPIRED}
+    return (
+        FAILED,
+        {"completed_at": at, "reason": APPROVAL_EXPIRED},
+        {
+            "reason": APPROVAL_EXPIRED,
+            "approve_by": job.approve_by,
+        },
+    )
 
 
 def _cancel(_job: Job, command: Cancel, at: int) -> Transition:

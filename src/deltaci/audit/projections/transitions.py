@@ -148,6 +148,11 @@ class TransitionsExporter:
             worker_id = metadata.get("worker_id")
             if worker_id is not None and self._is_unlisted(worker_id):
                 metadata["unlisted_worker_id"] = metadata.pop("worker_id")
+            elif (
+                worker_id in self._live_entities and "max_concurrent_tasks" in self._live_entities[worker_id].properties
+            ):
+                # Its new capacity has no line yet, because the document has no such transition.
+                metadata["max_concurrent_tasks"] = self._live_entities[worker_id].properties["max_concurrent_tasks"]
             if source == "pending":
                 metadata.update(self._task_properties(entity))
         elif event.entity == RUN:
@@ -204,7 +209,7 @@ class TransitionsExporter:
 
 
 def _takeover(event: Event, trigger: str, metadata: dict[str, Any]) -> dict[str, str]:
-    """Return who caused a transition that the document attributes to somebody else, and why; empty if it is right."""
+    """Return who caused a transition that the document attributes to another actor, and why; empty if it is right."""
     reason = str(metadata.get("reason", ""))
     if trigger == "first_task_started":
         reason = str(metadata["cause"])

@@ -87,12 +87,14 @@ for _name, _machine in MACHINES.items():
             _actors = LEGAL.setdefault((_name, _rule.source or None, _target.state, _target.trigger), {})
             for _kind in _rule.command.by:
                 _actors.setdefault(_kind, set()).add(_target.severity)
-# In older logs the time of waiting for approval counted for the run timeout; see `runs.check_timed_out`.
-LEGAL[RUN, core_run.WAITING_APPROVAL, core_run.TIMEOUT, "run_timed_out"] = {ORCHESTRATOR: {CRITICAL}}
-# In older logs an acknowledgement and the begin of the uploads were called heartbeats, and an expiry a rejection.
-LEGAL[ATTEMPT, core_attempt.LEASED, core_attempt.STARTING, "heartbeat"] = {RUNNER: {INFO}}
-LEGAL[ATTEMPT, core_attempt.RUNNING, core_attempt.UPLOADING, "heartbeat"] = {RUNNER: {INFO}}
-LEGAL[JOB, core_job.WAITING_APPROVAL, core_job.FAILED, "rejected"][ORCHESTRATOR] = {ERROR}
+# In older logs an acknowledgement and the begin of the uploads were called heartbeats, and an expiry a rejection; the
+# time of waiting for approval counted for the run timeout (see `runs.check_timed_out`).
+LEGACY: Final[dict[tuple[str, str | None, str, str], dict[str, set[str]]]] = {
+    (ATTEMPT, core_attempt.LEASED, core_attempt.STARTING, "heartbeat"): {RUNNER: {INFO}},
+    (ATTEMPT, core_attempt.RUNNING, core_attempt.UPLOADING, "heartbeat"): {RUNNER: {INFO}},
+    (JOB, core_job.WAITING_APPROVAL, core_job.FAILED, "rejected"): {ORCHESTRATOR: {ERROR}},
+    (RUN, core_run.WAITING_APPROVAL, core_run.TIMEOUT, "run_timed_out"): {ORCHESTRATOR: {CRITICAL}},
+}
 
 VIEWS: Final = {name: views_of(name) for name in MACHINES}
 CHECKS: Final = {ATTEMPT: attempts.CHECKS, JOB: jobs.CHECKS, RUN: runs.CHECKS, WORKER: workers.CHECKS}
@@ -117,14 +119,24 @@ def _implied_by(event: EventLine) -> str:
     return (metadata.implied_by or "") if metadata is not None else ""
 
 
+def _is_recent(event: EventLine) -> bool:
+    """Return whether the event has metadata that the events in `LEGACY` do not have."""
+    if isinstance(event, AttemptEventLine):
+        return event.metadata.message is not None or event.metadata.implied_by is not None
+    return isinstance(event, JobEventLine) and event.metadata.approve_by is not None
+
+
 def _step_problems(event: EventLine, actor: str) -> list[Problem]:
     """Return the problems of the event's transition, actor and severity.
 
     The entity's earlier events are not considered.
     """
     kind, step_text = event.entity, f"{event.from_} → {event.to}"
-    allowed_by = LEGAL.get((kind, event.from_, event.to, event.trigger))
-    if allowed_by is None:
+    transition = (kind, event.from_, event.to, event.trigger)
+    allowed_by = LEGAL.get(transition, {})
+    if not _is_recent(event):
+        allowed_by = {**allowed_by, **LEGACY.get(transition, {})}
+    if not allowed_by:
         legal = f"from {event.from_}: {legal_targets(kind, event.from_)}"
         return [(DOCUMENT_RULE[kind], f"{step_text} by {event.trigger}", legal)]
     severities = allowed_by.get(actor)
@@ -295,7 +307,7 @@ class CanonicalVerifier:
         """
         actor = actor_kind(event.actor)
         step = (event.from_, event.to, event.trigger, actor, event.severity)
-        key = (event.entity, entity.state_per_view, step, _implied_by(event))
+        key = (event.entity, entity.state_per_view, step, _implied_by(event), _is_recent(event))
         cached = self._step_cache.get(key)
         if cached is None:
             state_per_view, view_problems = self._project(event, entity.state_per_view)

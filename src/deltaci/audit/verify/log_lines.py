@@ -150,7 +150,7 @@ class AttemptMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=Fa
     is_forced: bool | None = None
     sequence_no: Count | None = None
     implied_by: Name | None = None
-    message: Literal["CancelAck", "Complete", "Finish"] | None = None
+    message: Literal["AckLease", "BeginUpload", "CancelAck", "Complete", "Finish"] | None = None
     canceled_by: Name | None = None
 
 

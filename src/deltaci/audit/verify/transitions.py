@@ -82,6 +82,7 @@ class _TrackedEntity:
     workstream: str = ""
     task_count: int | None = None
     slots: int | None = None
+    max_slots: int = 0
     tasks: dict[str, _TrackedEntity] = field(default_factory=dict)
     worker: _TrackedEntity | None = None
     reclaims: int = 0
@@ -214,7 +215,7 @@ class TransitionsVerifier:
             self.flag("WST-V5", f"task {task.id} counts {metadata.reclaim_count or 0} reclaims", str(task.reclaims))
         if event.to_state == "running":
             task.started_at = task.started_at or event.timestamp
-            self._assign_worker(task, metadata.worker_id)
+            self._assign_worker(task, metadata)
             return
         self._release_worker(task)
         if metadata.worker_id:
@@ -224,9 +225,10 @@ class TransitionsVerifier:
                 "a worker only while running",
             )
 
-    def _assign_worker(self, task: _TrackedEntity, worker_id: str | None) -> None:
+    def _assign_worker(self, task: _TrackedEntity, metadata: _Metadata) -> None:
         """Check that the worker of a task that starts is registered and has a free slot."""
         self._release_worker(task)
+        worker_id = metadata.worker_id
         if not worker_id:
             return
         # A worker `host` may run tasks as `host/1`, without a registration for each.
@@ -240,13 +242,21 @@ class TransitionsVerifier:
             return
         task.worker = worker
         worker.running_ids.add(task.id)
-        # Our export does not show that a busy worker lost one of its leases, or that its number of slots was changed.
-        if worker.slots is not None and not worker.is_native and len(worker.running_ids) > worker.slots:
+        self._set_slots(worker, metadata)
+        # Our export does not show that a worker with several slots lost one of its leases; version 1 shows no update.
+        is_counted = worker.slots is not None and ((self.is_native and worker.max_slots == 1) or not worker.is_native)
+        if is_counted and worker.slots is not None and len(worker.running_ids) > worker.slots:
             self.flag(
                 "WST-KI1",
                 f"worker {worker.id} runs {', '.join(sorted(worker.running_ids))}",
                 f"at most {worker.slots} at a time",
             )
+
+    @staticmethod
+    def _set_slots(worker: _TrackedEntity, metadata: _Metadata) -> None:
+        if metadata.max_concurrent_tasks is not None:
+            worker.slots = metadata.max_concurrent_tasks
+            worker.max_slots = max(worker.max_slots, worker.slots)
 
     @staticmethod
     def _release_worker(task: _TrackedEntity) -> None:
@@ -318,8 +328,7 @@ class TransitionsVerifier:
         metadata = event.metadata
         if event.from_state == "initializing" and worker.id in self.unlisted_workers:
             self.flag("WST-TG2", f"worker {worker.id} registers after a task started on it", "registered before")
-        if metadata.max_concurrent_tasks is not None:
-            worker.slots = metadata.max_concurrent_tasks
+        self._set_slots(worker, metadata)
         worker.is_native = worker.is_native or metadata.labels is not None
         self.is_native = self.is_native or metadata.export_version is not None
         self.lists_workers = self.lists_workers or self.is_native or not worker.is_native

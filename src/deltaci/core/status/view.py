@@ -53,9 +53,9 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """The fields of an event that a projection reads: our state before and after, the trigger and the actor.
+    """The fields of an event that a projection reads; `source` and `target` are our states before and after it.
 
-    `implied_by` is the command that implied the transition, `message` the one that confirmed a cancellation.
+    `implied_by` names the command that implied the transition, `message` the message that confirmed a cancellation.
     """
 
     source: str | None
