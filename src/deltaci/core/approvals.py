@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from deltaci.core.job import Approve, Job, Reject
 
 MAX_APPROVERS: Final = 100
+EXPIRY_SECONDS: Final = 30 * 86_400  # Of a gate that names no other time.
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -39,8 +39,6 @@ JOB_CANCELED: Final = "JOB_CANCELED"
 # Only the orchestrator sets these reasons, which say what happened to the run or to a needed job.
 ORCHESTRATOR_REASONS: Final = frozenset({BLOCKED, NOT_NEEDED, RUN_CANCELED, RUN_TIMEOUT})
 
-APPROVAL_SECONDS: Final = 30 * 86_400
-
 # Why an approval is FAILED.
 REJECTED: Final = "REJECTED"
 APPROVAL_EXPIRED: Final = "APPROVAL_EXPIRED"
@@ -60,7 +58,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     jitter: float = 0.0
     timeout_seconds: int = TIMEOUT_SECONDS
     max_lost_leases: int = MAX_LOST_LEASES
-    approval_seconds: int = 0  # 0 means APPROVAL_SECONDS.
+    approval_seconds: int = 0  # 0 means `approvals.EXPIRY_SECONDS`.
     queue_key: str = ""
     priority: int = 0
     work: Any = None
@@ -235,7 +233,7 @@ def _schedule(job: Job, _command: Schedule, _at: int) -> Transition:
 
 def _open_approval(job: Job, _command: OpenApproval, at: int) -> Transition:
     _check_ready(job, APPROVAL)
-    deadline = at + (job.spec.approval_seconds or APPROVAL_SECONDS) * SECOND
+    deadline = at + (job.spec.approval_seconds or approvals.EXPIRY_SECONDS) * SECOND
     return WAITING_APPROVAL, {"approve_by": deadline}, {"approve_by": deadline}
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from deltaci.audit.explain import waits, workers
+from deltaci.audit.explain import waits, waits_for_workers
 from deltaci.audit.explain.context import ExplainContext
 from deltaci.audit.explain.formatting import capitalized, count, listed
 from deltaci.audit.explain.reasons import Clause, Reason
@@ -47,10 +47,12 @@ _GROUP_TEXTS: Final = {
     "stopping": ("is being stopped", "are being stopped"),
     "stalled": ("waits to be requeued by hand", "wait to be requeued by hand"),
 }
-_WORKER_CODES: Final = frozenset({*workers.NEEDS_ACTION, workers.BUSY, workers.CLAIMABLE})
+_WORKER_CODES: Final = frozenset({*waits_for_workers.NEEDS_ACTION, waits_for_workers.BUSY, waits_for_workers.CLAIMABLE})
 # Codes for which all records of a group name the same record to look at.
-_SHARED_ABOUT_CODES: Final = frozenset({workers.ON_HOLD, workers.UNRESPONSIVE, workers.LEAVING, "waiting_for_group"})
-_URGENT: Final = frozenset({*workers.NEEDS_ACTION, "waiting_for_approval", "stalled"})
+_SHARED_ABOUT_CODES: Final = frozenset(
+    {waits_for_workers.ON_HOLD, waits_for_workers.UNRESPONSIVE, waits_for_workers.LEAVING, "waiting_for_group"}
+)
+_URGENT: Final = frozenset({*waits_for_workers.NEEDS_ACTION, "waiting_for_approval", "stalled"})
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):

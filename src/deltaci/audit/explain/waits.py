@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from deltaci.audit.explain import failures, outcomes, workers
+from deltaci.audit.explain import failures, outcomes, waits_for_workers
 from deltaci.audit.explain.context import ExplainContext
 from deltaci.audit.explain.formatting import actor_name, count, listed, moment, one_line, when
 from deltaci.audit.explain.reasons import Clause
@@ -30,11 +30,11 @@ RUNNING: Final = "running"
 _DEFAULT_WEIGHT: Final = 1
 _WEIGHTS: Final = {
     RUNNING: 0,
-    workers.BUSY: 2,
-    workers.CLAIMABLE: 2,
+    waits_for_workers.BUSY: 2,
+    waits_for_workers.CLAIMABLE: 2,
     "quota": 2,
     "waiting_for_group": 2,
-    **dict.fromkeys(workers.NEEDS_ACTION, 3),
+    **dict.fromkeys(waits_for_workers.NEEDS_ACTION, 3),
     "waiting_for_approval": 3,
     "stalled": 3,
 }
@@ -51,7 +51,7 @@ def attempt_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
 
 def _queued_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     event = context.last_event(attempt.id)
-    clause = workers.worker_clause(context, attempt)
+    clause = waits_for_workers.worker_clause(context, attempt)
     clause = Clause(clause.code, clause.text, clause.about or attempt.id, event, clause.advice)
     clauses: list[Clause] = []
     if attempt.fence_until > context.now:
@@ -71,7 +71,7 @@ def _queued_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
         text = f"waits for the quota: {tenant.running} of at most {tenant.running_quota} jobs are running"
         advice = "It is claimed when one of them ends, or when the quota is raised."
         clauses.append(Clause("quota", text, attempt.id, event, advice))
-    if not clauses or clause.code in workers.NEEDS_ACTION:
+    if not clauses or clause.code in waits_for_workers.NEEDS_ACTION:
         clauses.append(clause)
     ahead_count = tenant.ahead.get(attempt.id, 0)
     if ahead_count:
@@ -158,7 +158,7 @@ def waits_without_jobs(context: ExplainContext, job: Job) -> list[Clause]:
         if attempt is not None:
             return attempt_waits(context, attempt)
         if job.state == core_job.QUEUED:
-            return [Clause(workers.CLAIMABLE, "waits for a worker", job.id, context.last_event(job.id))]
+            return [Clause(waits_for_workers.CLAIMABLE, "waits for a worker", job.id, context.last_event(job.id))]
         return []
     explain = _JOB_WAITS.get(job.state)
     return [explain(context, job)] if explain is not None else []
