@@ -115,13 +115,13 @@ def _skip_reason(folder: str) -> str:
 
 
 def _skip_message(reason: str, count: int) -> str:
-    folders = f"{count} more folder{'s' if count > 1 else ''} with a project in {'them' if count > 1 else 'it'}"
+    subject = f"{count} more folder{'s' if count > 1 else ''} with a project in {'them' if count > 1 else 'it'}"
     return {
-        "third_party": f"{folders}: third-party code (in vendor, third_party and similar folders) is skipped",
-        "unsafe_name": f"{folders}: skipped, as the names have characters that are not safe in commands",
-        "auxiliary": f"{folders}: examples, documentation, tests, tools and similar folders are skipped",
-        "deep": f"{folders}: skipped, as they are {MAX_DEPTH} or more folders deep",
-        "beyond_limit": f"{folders}: at most {MAX_PROJECTS} are proposed",
+        "third_party": f"{subject}: third-party code (in vendor, third_party and similar folders) is skipped",
+        "unsafe_name": f"{subject}: skipped, as the names have characters that are not safe in commands",
+        "auxiliary": f"{subject}: examples, documentation, tests, tools and similar folders are skipped",
+        "deep": f"{subject}: skipped, as they are {MAX_DEPTH} or more folders deep",
+        "beyond_limit": f"{subject}: at most {MAX_PROJECTS} are proposed",
     }[reason]
 
 

@@ -200,10 +200,10 @@ def _build_json_pattern(node: Node, arguments: list[str]) -> str:
     if node.kind == LIST:
         return f"[{','.join(_build_json_pattern(item, arguments) for item in node.value)}]"
     if node.kind == OBJECT:
-        pair_texts = ",".join(
+        joined_pairs = ",".join(
             f"{_escape_braces(key.raw)}:{_build_json_pattern(item, arguments)}" for key, item in node.value
         )
-        return "{{" + pair_texts + "}}"
+        return "{{" + joined_pairs + "}}"
     if node.kind == TEXT and OPEN in node.value:
         try:
             arguments.append(f"toJSON({as_expression(parse_template(node.value))})")

@@ -264,11 +264,11 @@ def _pytest_draft(project: PythonProject, installation: Installation) -> JobDraf
 def _installs_pytest(project: PythonProject) -> bool:
     """Return whether the declared dependencies include pytest."""
     groups = [*get_table(project.pyproject, "dependency-groups").values(), *package_extras(project).values()]
-    requirements = " ".join(
+    requirements_text = " ".join(
         requirement for group_requirements in groups for requirement in string_list(group_requirements)
     )
     requirements_file = project.folder.find_file(*REQUIREMENTS)
-    return "pytest" in requirements or bool(
+    return "pytest" in requirements_text or bool(
         requirements_file and re.search(r"(?m)^pytest\b", project.folder.text(requirements_file))
     )
 
@@ -335,10 +335,10 @@ def _version_hints(project: PythonProject) -> tuple[str, ...]:
     minor_versions = sorted({int(minor) for minor in re.findall(r"Python :: 3\.(\d{1,2})(?!\d)", metadata_text)})
     required_version = string_or_empty(get_nested(project.pyproject, "project", "requires-python"))
     if len(minor_versions) > 1:
-        versions = ", ".join(f"'3.{minor}'" for minor in minor_versions[-5:])
+        listed_versions = ", ".join(f"'3.{minor}'" for minor in minor_versions[-5:])
         return (
             f"it declares Python 3.{minor_versions[0]} to 3.{minor_versions[-1]}; to test all of them: "
-            f"strategy: {{matrix: {{python: [{versions}]}}}} and a first step"
+            f"strategy: {{matrix: {{python: [{listed_versions}]}}}} and a first step"
             " {uses: setup-python, with: {python-version: '${{ matrix.python }}'}}",
         )
     return (f"it requires Python {quoted(required_version)}",) if required_version else ()

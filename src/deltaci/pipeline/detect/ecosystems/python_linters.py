@@ -94,7 +94,7 @@ def _style_drafts(folder: Folder, pyproject: dict[str, Any], setup_cfg: dict[str
     if not linters:
         return ()
     versions = {name: _pinned_version(folder, pyproject, name) for name, _, _ in linters}
-    packages = " ".join(f"{name}=={versions[name]}" if versions[name] else name for name, _, _ in linters)
+    package_arguments = " ".join(f"{name}=={versions[name]}" if versions[name] else name for name, _, _ in linters)
     is_sure = all(versions.values())
     return (
         JobDraft(
@@ -103,7 +103,7 @@ def _style_drafts(folder: Folder, pyproject: dict[str, Any], setup_cfg: dict[str
             confidence=SURE if is_sure else LIKELY,
             reason="" if is_sure else UNPINNED,
             evidence=tuple(evidence if " " in evidence else f"there is {evidence}" for _, evidence, _ in linters),
-            steps=(*install_tools(packages), *(step for _, _, steps in linters for step in steps)),
+            steps=(*install_tools(package_arguments), *(step for _, _, steps in linters for step in steps)),
         ),
     )
 
