@@ -268,8 +268,8 @@ def _remote_settings(remote: GitRemote, env: dict[str, str]) -> Mapping[str, str
     settings = {}
     resolved = remote.resolved
     if resolved is not None and resolved.ips != (resolved.host,):
-        ips = ",".join(f"[{ip}]" if ":" in ip else ip for ip in resolved.ips)
-        settings["http.curloptResolve"] = f"{resolved.host}:{resolved.port}:{ips}"
+        joined_ips = ",".join(f"[{ip}]" if ":" in ip else ip for ip in resolved.ips)
+        settings["http.curloptResolve"] = f"{resolved.host}:{resolved.port}:{joined_ips}"
     if remote.credential and remote.protocol in (HTTP, HTTPS):
         user, colon, password = remote.credential.strip().partition(":")
         env["DELTACI_USER"], env["DELTACI_PASSWORD"] = (user, password) if colon else (TOKEN_USER, user)

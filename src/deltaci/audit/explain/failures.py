@@ -67,8 +67,8 @@ def why_not_retried(failure: Failure, index: int, max_attempts: int, retry_on: S
     if not failure.is_retryable:
         return f"The rule does not allow a retry, so attempt {index} of {max_attempts} was the last one."
     if retry_on and failure.failure_class not in retry_on:
-        classes = " and ".join(retry_on)
-        return f"The job is retried only on {classes}, so attempt {index} of {max_attempts} was the last one."
+        listed_classes = " and ".join(retry_on)
+        return f"The job is retried only on {listed_classes}, so attempt {index} of {max_attempts} was the last one."
     if max_attempts == 1:
         return "The failure may be temporary, but the job has only one attempt; allow more with max_attempts."
     return f"The failure may be temporary, but all {max_attempts} attempts are used up."

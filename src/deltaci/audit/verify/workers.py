@@ -77,8 +77,8 @@ def check_released(
                 "WST-K8", f"worker {worker.id} goes to {event.to}", "SHUTDOWN" if worker.is_leaving else "IDLE"
             )
     if event.trigger != "health_check_recovered" and (worker.attempt_ids or worker.ended_attempts):
-        leased_ids = ", ".join(sorted({*worker.attempt_ids, *worker.ended_attempts}))
-        verifier.flag("WST-KG3", f"worker {worker.id} is {event.to} while it holds {leased_ids}", "no lease left")
+        listed_ids = ", ".join(sorted({*worker.attempt_ids, *worker.ended_attempts}))
+        verifier.flag("WST-KG3", f"worker {worker.id} is {event.to} while it holds {listed_ids}", "no lease left")
 
 
 def _check_lease_ended(verifier: CanonicalVerifier, worker: TrackedWorker, metadata: WorkerMetadata) -> None:

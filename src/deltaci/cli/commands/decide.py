@@ -69,8 +69,8 @@ def reject_command(
 def _show(run: api.RunWithJobs, job: str | None, doing: str) -> None:
     """What is being decided: the gates, what is behind them, and of which plan."""
     out = console()
-    words = " ".join(part for part in (about(run), run.branch and f"on {run.branch}", run.commit[:12]) if part)
-    out.print(f"{doing} in run {safe(run.id)}" + (f": {safe(words)}" if words else ""), soft_wrap=True)
+    description = " ".join(part for part in (about(run), run.branch and f"on {run.branch}", run.commit[:12]) if part)
+    out.print(f"{doing} in run {safe(run.id)}" + (f": {safe(description)}" if description else ""), soft_wrap=True)
     for gate in run.jobs:
         if gate.approval is None or (gate.name != job if job is not None else gate.completed_at is not None):
             continue

@@ -220,8 +220,8 @@ class RunPlanner:
         else:
             meant = [each for each in found if check_file_triggers(each, kept.change, diff.changed).is_triggered]
             if len(meant) != 1:
-                names = ", ".join(each.result.file for each in meant or found) or "none"
-                raise PlanFailedError([f"{len(meant)} pipeline files match; name one of: {names}"])
+                listed_files = ", ".join(each.result.file for each in meant or found) or "none"
+                raise PlanFailedError([f"{len(meant)} pipeline files match; name one of: {listed_files}"])
             found = meant
         if kept.change.event == "manual":
             is_on, why = check_file_triggers(found[0], kept.change, diff.changed)

@@ -113,10 +113,10 @@ class WorkstreamController:
         if not all:
             raise Refused("bad_request", "there is no project to work on; add one with 'deltaci project add NAME URL'")
         if len(all) != 1:
-            names = ", ".join(each.name for each in all[:10])
+            listed_names = ", ".join(each.name for each in all[:10])
             raise Refused(
                 "bad_request",
-                f"the workstream names no project, and there are {len(all)} ({names}); add 'project: NAME'",
+                f"the workstream names no project, and there are {len(all)} ({listed_names}); add 'project: NAME'",
             )
         return all[0]
 

@@ -50,14 +50,14 @@ async def find_tools(
 
     The newest version is first. If a version is installed twice, only the program that was found first is returned.
     """
-    path_candidates = " ".join(f'"$d"/{name}' for name in names)
+    joined_candidates = " ".join(f'"$d"/{name}' for name in names)
     script = f"""
 try() {{
   case "$1" in */shims/*) return ;; esac
   [ -x "$1" ] && [ ! -d "$1" ] && v=$("$1" {version_arguments} 2>/dev/null </dev/null) \\
     && printf '{MARKER}\\t%s\\t%s\\n' "$1" "$v"
 }}
-IFS=:; for d in $PATH; do unset IFS; for p in {path_candidates}; do try "$p"; done; done
+IFS=:; for d in $PATH; do unset IFS; for p in {joined_candidates}; do try "$p"; done; done
 for p in {" ".join(patterns)}; do try "$p"; done
 true
 """
