@@ -103,7 +103,7 @@ async def test_a_server_that_dies_while_it_plans(
 
 
 @on_loop
-async def test_an_error_of_ours_fails_the_run_and_says_so(
+async def test_an_internal_error_fails_the_run_and_says_so(
     site: Opened, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plan that makes the planner fall over is tried again, and not for ever."""
@@ -111,7 +111,7 @@ async def test_an_error_of_ours_fails_the_run_and_says_so(
     def fall(*_args: object, **_kwargs: object) -> None:
         raise RuntimeError("poison")
 
-    monkeypatch.setattr(planner, "planned", fall)
+    monkeypatch.setattr(planner, "plan_file", fall)
     monkeypatch.setattr(planner, "RETRY_SECONDS", 0.01)
     async with site() as here:
         people = await here.project(upstream.url)

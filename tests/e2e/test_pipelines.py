@@ -192,7 +192,7 @@ async def test_a_cancel_ends_a_checkout_at_once(tmp_path: Path) -> None:
     """Nobody waits for sources that nobody wants: a repository that never answers is left alone."""
     async with deployed(tmp_path) as place, deaf() as port:
         place.start_runner("r1")
-        source = {"url": f"git://127.0.0.1:{port}/x", "commit": "0" * 40}
+        source = {"url": f"git://127.0.0.1:{port}/x", "commit": "1" * 40}
         await started(place, "r", job("job", {"uses": "checkout"}, source=source))
         await place.until("r/job.1", lambda event: event.to == "RUNNING")
 
