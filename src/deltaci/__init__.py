@@ -34,8 +34,8 @@ __all__ = [
     "__version__",
 ]
 
-# Where each name lives. Imported when first used, so that the command line starts fast.
-_HOMES = {
+# The module of each name. It is imported when the name is first used, so that the command line starts fast.
+_MODULES = {
     "ApiError": "deltaci.client",
     "AsyncClient": "deltaci.client",
     "AsyncQueue": "deltaci.library",
@@ -52,7 +52,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'deltaci' has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    return getattr(import_module(module), name)
