@@ -253,6 +253,6 @@ def test_a_pattern_finds_files_or_is_refused(pattern: str, name: str) -> None:
         with suppress(Refused, OSError):
             cache_key(workspace, CacheRule(key="k-{lock_hash}", paths=["x"], lock_files=[pattern]))
         with suppress(Refused, OSError):  # Whoever packs expects both.
-            inner = archive.inner_path(pattern)
+            inner = archive.workspace_relative_path(pattern)
             assert not re.search(r"(^|/)\.\.(/|$)|^/", inner)
             archive.pack(workspace, [inner], io.BytesIO())

@@ -58,7 +58,7 @@ class Agent:
     def __init__(
         self,
         credentials: CredentialProvider,
-        credential: Registered,
+        registration: Registered,
         *,
         labels: Sequence[str],
         slots: int,
@@ -70,16 +70,16 @@ class Agent:
     ) -> None:
         self._credentials = credentials
         self._runtime = runtime = credentials.runtime
-        self._client = runtime.connect(credential.credential)
+        self._client = runtime.connect(registration.credential)
         # Two more clients for long polls: aborting one of them must not abort other calls.
-        self._lease_client = runtime.connect(credential.credential)
-        self._control_client = runtime.connect(credential.credential)
+        self._lease_client = runtime.connect(registration.credential)
+        self._control_client = runtime.connect(registration.credential)
         self._wait_seconds = wait_seconds
         self._dispatches: DispatchPuller | None = None
         self._nats = nats
         self._has_backlog = False
-        self._credential = credential
-        self._renew_at = self._runtime.clock() + credential.expires_in_seconds / 2
+        self._registration = registration
+        self._renew_at = self._runtime.clock() + registration.expires_in_seconds / 2
         self._labels = list(labels)
         self._slots = slots
         self._folder = folder
@@ -87,7 +87,7 @@ class Agent:
         self._drain_seconds = drain_seconds
         self._jobs: dict[str, JobRunner] = {}
         self._control_channel = ControlChannel(
-            self._control_client, credential.runner_id, self._jobs.keys, self._cancel_job
+            self._control_client, registration.runner_id, self._jobs.keys, self._cancel_job
         )
         self._lease_ids: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -122,14 +122,14 @@ class Agent:
     async def _leave(self) -> None:
         """Tell the server that this runner leaves. If that fails, the server notices when the heartbeats stop."""
         with suppress(Unreachable, Refused):
-            await asyncio.to_thread(self._client.leave, self._credential.runner_id)
+            await asyncio.to_thread(self._client.leave, self._registration.runner_id)
 
     async def run(self) -> None:
         """Run jobs until stopped. Raises `KeeperDied` or `RunnerRemoved`."""
         label_suffix = f", labels {', '.join(self._labels)}" if self._labels else ""
         LOGGER.info(
             "runner %s: waiting for work from %s, %d slots%s",
-            self._credential.runner_id,
+            self._registration.runner_id,
             self._credentials.url,
             self._slots,
             label_suffix,
@@ -178,12 +178,12 @@ class Agent:
 
     def _start_dispatches(self) -> list[asyncio.Task[None]]:
         """Start receiving dispatches and cancels from NATS, if it is configured. Return the task."""
-        if self._nats is None or not self._credential.tenant:
+        if self._nats is None or not self._registration.tenant:
             return []
         self._dispatches = DispatchPuller(
             self._nats,
-            self._credential.tenant,
-            self._credential.runner_id,
+            self._registration.tenant,
+            self._registration.runner_id,
             self._labels,
             on_cancel=self._control_channel.deliver,
             on_connection_change=self._control_channel.set_replaced,
@@ -233,10 +233,10 @@ class Agent:
     async def _refresh(self) -> None:
         async with self._renewing:
             renewed = await asyncio.to_thread(self._credentials.renew)
-        if renewed.runner_id != self._credential.runner_id:
+        if renewed.runner_id != self._registration.runner_id:
             LOGGER.info("the server had declared this runner lost; continuing as %s", renewed.runner_id)
             self._control_channel.runner_id = renewed.runner_id
-        is_new, self._credential = renewed.runner_id != self._credential.runner_id, renewed
+        is_new, self._registration = renewed.runner_id != self._registration.runner_id, renewed
         if is_new and self._is_stopping.is_set():
             self._leave_task = asyncio.create_task(self._leave())  # The new incarnation must be signed off, too.
         self._client.token = self._lease_client.token = self._control_client.token = renewed.credential
@@ -259,7 +259,7 @@ class Agent:
             is_connected = self._dispatches is not None and self._dispatches.is_connected
             dispatches = await self._take_dispatches(free_slots)
             request = wire.LeaseRequest(
-                runner_id=self._credential.runner_id,
+                runner_id=self._registration.runner_id,
                 capabilities=self._labels,
                 slots=free_slots,
                 wait_seconds=self._lease_wait_seconds(is_connected),
@@ -370,7 +370,7 @@ class Agent:
 
     async def _run_job(self, granted: LeaseGranted) -> None:
         assert self._cell_pool is not None
-        job = JobRunner(self._client, self._credential.runner_id, granted, self._cell_pool, self._runtime)
+        job = JobRunner(self._client, self._registration.runner_id, granted, self._cell_pool, self._runtime)
         self._jobs[granted.lease_id] = job
         self._control_channel.leases_changed()
         started = self._runtime.clock()

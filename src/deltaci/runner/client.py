@@ -229,11 +229,11 @@ class RunnerClient:
 
         Raise `Refused` with `stale_lease` if it is stale.
         """
-        response = self._call(method, path, body, {LEASE_HEADER: lease_id, **(headers or {})}, timeout, write)
-        if b'"StaleLease"' in response[:40]:
-            reason = _read_stale_lease(response).reason
+        response_body = self._call(method, path, body, {LEASE_HEADER: lease_id, **(headers or {})}, timeout, write)
+        if b'"StaleLease"' in response_body[:40]:
+            reason = _read_stale_lease(response_body).reason
             raise Refused("stale_lease", f"the lease is no longer valid: {reason}")
-        return response
+        return response_body
 
     def close(self) -> None:
         """Close the connection of the calling thread."""

@@ -62,7 +62,7 @@ class Runtime:
         return allowed_protocols()
 
     def connect(self, token: str = "") -> RunnerClient:
-        """Return a new client of the server, with this credential."""
+        """Return a new client of the server, with this credential; without one if it is empty."""
         return RunnerClient(self._url, token, self._tls)
 
     def executors(self) -> Executors:

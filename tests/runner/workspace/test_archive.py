@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deltaci.core.errors import Refused
-from deltaci.runner.workspace.archive import ArchiveLimits, inner_path, move_if_absent, pack, unpack
+from deltaci.runner.workspace.archive import ArchiveLimits, move_if_absent, pack, unpack, workspace_relative_path
 
 SMALL = ArchiveLimits(entries=20, bytes=10_000, depth=5)
 
@@ -139,7 +139,7 @@ def test_damage_is_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory,
 def test_a_path_outside_the_workspace_is_refused(path: str) -> None:
     """Nor can the whole workspace be a cache."""
     with pytest.raises(Refused, match="not inside the workspace"):
-        inner_path(path)
+        workspace_relative_path(path)
 
 
 def test_too_much_is_not_packed(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_only_requested_paths_are_moved_and_nothing_is_overwritten(tmp_path: Pat
 
     assert tree(root) == {"a": "/", "a/b": "/", "a/b/x": "new", "c": "/", "l": "-> ../elsewhere"}
     assert os.listdir(tmp_path / "elsewhere") == []
-    assert inner_path("~/a/./b/") == "a/b"
+    assert workspace_relative_path("~/a/./b/") == "a/b"
 
 
 def test_missing_parent_folders_are_created(tmp_path: Path, inside: Path) -> None:

@@ -141,7 +141,10 @@ async def _download(job: JobContext, artifact: SharedArtifact, path: str) -> Non
 
 
 def _unpack(root: Path, file: BinaryIO, path: str, single_file: str) -> None:
-    """Put a downloaded artifact into the workspace: the files of an archive, or the one file at its own path."""
+    """Merge a downloaded artifact into the folder `path` below the root.
+
+    It is an archive or, if `single_file` is not empty, one file that gets this path within the folder.
+    """
     staging = Path(tempfile.mkdtemp(dir=root.parent, prefix="artifact-"))
     try:
         file.seek(0)

@@ -107,8 +107,8 @@ def read_version_file(job: JobContext, path: str) -> str:
     """Return the text of a small file of the workspace, read without following links. Raise `Refused` if impossible."""
     relative_path = job.layout.resolve(path)
     try:
-        with open_folder(job.layout.root) as root_fd, open_parent(root_fd, relative_path) as (folder, name):
-            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        with open_folder(job.layout.root) as root_fd, open_parent(root_fd, relative_path) as (parent_fd, name):
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent_fd)
             with os.fdopen(descriptor, "rb") as file:
                 return file.read(MAX_VERSION_FILE_BYTES).decode("utf-8", "replace")
     except OSError as error:

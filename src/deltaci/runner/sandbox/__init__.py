@@ -57,14 +57,14 @@ class Executors:
         for name in names:
             if not reasons[name]:
                 return executors[name]
-        unavailable = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        listed_reasons = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         usable = (
             ", ".join(name for name in executors if name not in reasons and not executors[name].unavailable_reason())
             or "none"
         )
         raise Refused(
             "no_executor",
-            f"the job needs {' or '.join(names)}, which this runner cannot provide ({unavailable}); it can provide: "
+            f"the job needs {' or '.join(names)}, which this runner cannot provide ({listed_reasons}); it can provide: "
             f"{usable}. Set it up here, or send the job to another runner",
         )
 

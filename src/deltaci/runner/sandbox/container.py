@@ -51,15 +51,15 @@ class ContainerExecutor:
 
     def unavailable_reason(self) -> str:
         """Return why no container tool works here; tested once per process."""
-        tool, reasons = working_tool()
-        return "" if tool else reasons
+        tool, unavailable_reason = working_tool()
+        return "" if tool else unavailable_reason
 
     def cell(
         self, *, workspace: Path, limits: Limits, network: bool, image: str, bind_mounts: Sequence[BindMount] = ()
     ) -> ContainerCell:
-        tool, reasons = working_tool()
+        tool, unavailable_reason = working_tool()
         if not tool:
-            raise CellFailed(f"no container can be started: {reasons}")
+            raise CellFailed(f"no container can be started: {unavailable_reason}")
         workspace = workspace.resolve()
         return ContainerCell(
             tool,
@@ -211,7 +211,7 @@ class ContainerCell:
         return Exit(code, None, result.seconds)
 
     async def stop(self, grace_seconds: float) -> bool:
-        """Terminate, wait and kill; see `Cell.stop`."""
+        """Terminate, wait and kill; return True if no process is left. See `Cell.stop`."""
         self._is_stopping.set()
         if self._is_started and grace_seconds > 0:
             await asyncio.to_thread(process_tree.terminate, self._handle, grace_seconds, self._handle.root_pids)
@@ -263,13 +263,13 @@ class ContainerCell:
             env=tool_environment(),
         )
         try:
-            out, error = await asyncio.wait_for(process.communicate(), TOOL_SECONDS)
+            output, error_output = await asyncio.wait_for(process.communicate(), TOOL_SECONDS)
         except TimeoutError:
             process.kill()
             await process.wait()
             return 1, f"{Path(self._tool).name} {arguments[0]} did not answer within {TOOL_SECONDS:.0f} s"
         code = process.returncode or 0
-        return code, (error if code else out).decode(errors="replace").strip()[:2000]
+        return code, (error_output if code else output).decode(errors="replace").strip()[:2000]
 
 
 def tool_environment() -> dict[str, str]:

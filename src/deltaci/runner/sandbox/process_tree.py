@@ -181,7 +181,7 @@ def _in_cgroup(cgroup: str) -> set[int]:
 
 
 def _kill_once(handle: JobHandle, processes: dict[int, ProcessEntry]) -> None:
-    """Kill these processes and, where the kernel supports it, the whole cgroup at once."""
+    """Stop, then kill these processes and, where the kernel supports it, the whole cgroup at once."""
     is_frozen = _write_cgroup_file(handle.cgroup, "freezer.state", "FROZEN")  # v1: no process forks meanwhile.
     for process in processes.values():
         _send_signal(process, signal.SIGSTOP)  # So that no process forks between the first kill and the last.

@@ -110,7 +110,7 @@ class SupervisedCell:
         self._guard: Guard | None = None
         self._socket: socket.socket | None = None
         self._listener: asyncio.Task[None] | None = None
-        self._ready: asyncio.Future[int] | None = None
+        self._started_pid: asyncio.Future[int] | None = None
         self._exit: asyncio.Future[StepReport] | None = None
         self._infrastructure_pids: frozenset[int] = (
             frozenset()
@@ -245,14 +245,14 @@ class SupervisedCell:
     async def _start_supervisor(self) -> None:
         runner_socket, supervisor_socket = socket.socketpair()
         runner_socket.setblocking(False)
-        self._ready = asyncio.get_running_loop().create_future()
+        self._started_pid = asyncio.get_running_loop().create_future()
         self._socket = runner_socket
         with supervisor_socket:
             self._guard = await self._launch(self._marker, self._groups, supervisor_socket)
         self._handle = JobHandle(marker=self._marker, root_pids=(self._guard.pid,), cgroup=self._groups.tracker)
         self._listener = asyncio.create_task(self._listen(runner_socket))
-        await asyncio.wait([self._ready], timeout=START_SECONDS)
-        if not self._ready.done() or self._ready.exception() is not None:
+        await asyncio.wait([self._started_pid], timeout=START_SECONDS)
+        if not self._started_pid.done() or self._started_pid.exception() is not None:
             if self._is_stopping.is_set():
                 return
             self._is_stopping.set()
@@ -262,13 +262,13 @@ class SupervisedCell:
             # No step has run yet, so no process is the job's.
             self._infrastructure_pids = frozenset(await asyncio.to_thread(process_tree.members, self._handle))
         else:
-            self._infrastructure_pids = frozenset((self._guard.pid, self._ready.result()))
+            self._infrastructure_pids = frozenset((self._guard.pid, self._started_pid.result()))
 
     async def _startup_error(self) -> str:
         await self._end_processes()
         error_text = await self._guard.startup_error() if self._guard is not None else ""
-        if not error_text and self._ready is not None and self._ready.done():
-            error_text = str(self._ready.exception())
+        if not error_text and self._started_pid is not None and self._started_pid.done():
+            error_text = str(self._started_pid.exception())
         error_text = error_text or "no reply from its supervisor"
         return f"{error_text}; check whether the runner may start processes here, or choose another executor"
 
@@ -281,7 +281,7 @@ class SupervisedCell:
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
                     self._on_reply(line.decode(errors="replace"))
-        if self._ready is not None and not self._ready.done():
+        if self._started_pid is not None and not self._started_pid.done():
             self._fail_start("the supervisor ended")
         self._is_stopping.set()
         self._on_exit(KILLED)
@@ -293,9 +293,9 @@ class SupervisedCell:
             self._on_exit((int(code), (float(cpu_seconds), int(peak))))
         elif verb == "lease_over":
             self.is_lease_over = True
-        elif self._ready is not None and not self._ready.done():
+        elif self._started_pid is not None and not self._started_pid.done():
             if verb == "ready":
-                self._ready.set_result(int(report))
+                self._started_pid.set_result(int(report))
             else:
                 self._fail_start(report)
 
@@ -304,9 +304,9 @@ class SupervisedCell:
             self._exit.set_result(report)
 
     def _fail_start(self, reason: str) -> None:
-        assert self._ready is not None
-        self._ready.set_exception(CellFailed(reason))
-        self._ready.exception()  # Marks it as retrieved: the waiter may have timed out.
+        assert self._started_pid is not None
+        self._started_pid.set_exception(CellFailed(reason))
+        self._started_pid.exception()  # Marks it as retrieved: the waiter may have timed out.
 
     async def _send_order(self, file: int | None, *texts: str) -> None:
         """Send an order with an optional descriptor. A lost connection is reported as the exit, not here."""

@@ -258,7 +258,7 @@ class OrderLoop:
         reap: Callable[[], None],
         is_lease_over: Callable[[dict[int, int]], bool] = lambda _: False,
     ) -> None:
-        """Execute orders and reap children until the runner is gone or the lease is over."""
+        """Execute orders and reap children until the runner is gone, the parent has died, or the lease is over."""
         poll.register(runner.fileno(), select.POLLIN)
         poll.register(self._signal_pipe, select.POLLIN)
         while True:

@@ -61,7 +61,7 @@ class Zygote:
         self._socket: socket.socket | None = None
         self._listener: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
-        self._ready: asyncio.Future[None] | None = None
+        self._ready_future: asyncio.Future[None] | None = None
         self._forked: dict[str, asyncio.Future[int]] = {}
         self._ended: dict[str, asyncio.Future[int]] = {}
 
@@ -105,10 +105,12 @@ class Zygote:
                     start_new_session=True,
                 )
             self._socket = runner_socket
-            self._ready = asyncio.get_running_loop().create_future()
-            self._listener = asyncio.create_task(self._listen(runner_socket, self._ready))
-            await asyncio.wait([self._ready, self._listener], timeout=START_SECONDS, return_when="FIRST_COMPLETED")
-            if not self._ready.done():
+            self._ready_future = asyncio.get_running_loop().create_future()
+            self._listener = asyncio.create_task(self._listen(runner_socket, self._ready_future))
+            await asyncio.wait(
+                [self._ready_future, self._listener], timeout=START_SECONDS, return_when="FIRST_COMPLETED"
+            )
+            if not self._ready_future.done():
                 await self.close()
                 raise CellFailed("the zygote did not start; check whether the runner may start processes here")
 

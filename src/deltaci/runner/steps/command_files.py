@@ -78,8 +78,11 @@ class CommandFiles:
         """
         relative_path = (self._folder / name).relative_to(self._layout.root).as_posix()
         try:
-            with open_folder(self._layout.root) as root_fd, open_parent(root_fd, relative_path) as (parent, file_name):
-                file = os.open(file_name, _READ_FLAGS, dir_fd=parent)
+            with (
+                open_folder(self._layout.root) as root_fd,
+                open_parent(root_fd, relative_path) as (parent_fd, file_name),
+            ):
+                file = os.open(file_name, _READ_FLAGS, dir_fd=parent_fd)
         except FileNotFoundError:
             return ""  # The job removed the file: the same as an empty one.
         except OSError as error:

@@ -134,10 +134,10 @@ class JobExpressions:
 
     def job_condition_holds(self, condition: str) -> bool:
         """Return whether the job may run. `success()` and `failure()` in its condition refer to the needed jobs."""
-        results = [need["result"] for need in self._needs.values() if need["exists"]]
+        need_results = [need["result"] for need in self._needs.values() if need["exists"]]
         functions: expressions.Functions = {
-            "success": lambda _: all(result == SUCCESS for result in results),
-            "failure": lambda _: FAILURE in results,
+            "success": lambda _: all(result == SUCCESS for result in need_results),
+            "failure": lambda _: FAILURE in need_results,
             "cancelled": lambda _: False,
             "always": lambda _: True,
         }

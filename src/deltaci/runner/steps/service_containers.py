@@ -123,14 +123,14 @@ class ServiceContainers:
 
     async def _ports(self, service: Service) -> dict[str, str]:
         """Return, for each port of the service, the port of this machine at which it is published."""
-        published: dict[str, str] = {}
+        host_ports: dict[str, str] = {}
         for port in service.ports:
             container_port = port.rpartition(":")[2]
             with_protocol = container_port if "/" in container_port else f"{container_port}/tcp"
             exit_code, output = await self._run_tool(["port", self._container_name(service), with_protocol])
             if not exit_code and output:
-                published[container_port.partition("/")[0]] = output.splitlines()[0].rpartition(":")[2]
-        return published
+                host_ports[container_port.partition("/")[0]] = output.splitlines()[0].rpartition(":")[2]
+        return host_ports
 
     async def _log_output(self) -> None:
         """Write the last lines that each service printed to the job's log."""

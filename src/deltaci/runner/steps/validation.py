@@ -56,7 +56,10 @@ class RuleChecker:
         self._seconds_left = seconds_left
 
     async def check(self, result: JobResult) -> JobResult:
-        """Check all rules and return the result with their verdicts. The first failed rule becomes its summary."""
+        """Check the rules that the runner has to check, and return the result with their verdicts.
+
+        The first failed rule becomes its summary. Its status is unchanged: the server decides.
+        """
         log, verdicts = self._job.log, list[RuleResult]()
         rules = [rule for rule in self._job.spec.rules if not rule.is_checked_by_server]
         if not rules:

@@ -51,14 +51,16 @@ class ArchiveSize(msgspec.Struct, frozen=True, kw_only=True):
 _DEFAULT: Final = ArchiveLimits()
 
 
-def inner_path(path: str) -> str:
+def workspace_relative_path(cached_folder: str) -> str:
     """Return the path of a cached folder relative to the workspace. Raise `Refused` if it is not inside.
 
     `~` stands for the workspace, which is the HOME of every step.
     """
-    names = [name for name in path.removeprefix("~/").split("/") if name not in ("", ".")]
-    if path.startswith("/") or ".." in names or "\0" in path or not names or path == "~":
-        raise Refused("bad_request", f"the path {path[:80]!r} is not inside the workspace; name a folder in it")
+    names = [name for name in cached_folder.removeprefix("~/").split("/") if name not in ("", ".")]
+    if cached_folder.startswith("/") or ".." in names or "\0" in cached_folder or not names or cached_folder == "~":
+        raise Refused(
+            "bad_request", f"the path {cached_folder[:80]!r} is not inside the workspace; name a folder in it"
+        )
     return "/".join(names)
 
 
@@ -118,8 +120,8 @@ def pack(root: Path, paths: list[str], target_file: BinaryIO, limits: ArchiveLim
         packer = _Packer(tar, limits)
         for path in sorted(set(paths)):
             try:
-                with open_parent(root_fd, path) as (folder, name):
-                    packer.add(folder, name, path)
+                with open_parent(root_fd, path) as (parent_fd, name):
+                    packer.add(parent_fd, name, path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
     return ArchiveSize(entries=packer.entries, bytes=packer.bytes)
@@ -193,18 +195,18 @@ def _create_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, root_fd: int, li
     if any(name in ("", ".", "..") or "\0" in name for name in names) or len(names) > limits.depth + 1:
         raise Refused("unreadable", f"the archive has an entry {entry.name[:80]!r}, which leads elsewhere")
     if entry.issparse() or entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE):
-        raise Refused("unreadable", f"the archive has an entry {entry.name[:80]!r} that is no file, folder or link")
+        raise Refused("unreadable", f"the archive has an entry {entry.name[:80]!r} that is no file, parent_fd or link")
     if entry.issym() and not _is_safe_link("/".join(names), entry.linkname):
         raise Refused("unreadable", f"the archive has a link {entry.name[:80]!r} that leads elsewhere")
-    with _open_parent_of_entry(root_fd, names) as (folder, name):
+    with _open_parent_of_entry(root_fd, names) as (parent_fd, name):
         if entry.issym():
-            os.symlink(entry.linkname, name, dir_fd=folder)
+            os.symlink(entry.linkname, name, dir_fd=parent_fd)
             return
         if entry.isdir():
-            os.mkdir(name, 0o700, dir_fd=folder)
-            descriptor = os.open(name, FOLDER_FLAGS, dir_fd=folder)
+            os.mkdir(name, 0o700, dir_fd=parent_fd)
+            descriptor = os.open(name, FOLDER_FLAGS, dir_fd=parent_fd)
         else:
-            descriptor = os.open(name, _NEW_FILE, 0o600, dir_fd=folder)
+            descriptor = os.open(name, _NEW_FILE, 0o600, dir_fd=parent_fd)
         try:
             if entry.isreg():
                 _copy(tar, entry, descriptor)
@@ -227,8 +229,8 @@ def _open_parent_of_entry(root_fd: int, names: list[str]) -> Iterator[tuple[int,
             target = stack.enter_context(open_parent(root_fd, path))
         except FileNotFoundError:
             for depth in range(1, len(names)):
-                with open_parent(root_fd, "/".join(names[:depth])) as (folder, name), suppress(FileExistsError):
-                    os.mkdir(name, 0o755, dir_fd=folder)
+                with open_parent(root_fd, "/".join(names[:depth])) as (parent_fd, name), suppress(FileExistsError):
+                    os.mkdir(name, 0o755, dir_fd=parent_fd)
             target = stack.enter_context(open_parent(root_fd, path))
         yield target
 

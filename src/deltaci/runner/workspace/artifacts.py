@@ -117,14 +117,14 @@ class _Search:
         """Search the workspace and add all matching files to `files`."""
         if not self._patterns:
             return
-        with open_folder(self._workspace) as root:
-            self._walk(root, root, "", [pattern.start() for pattern in self._patterns], 0)
+        with open_folder(self._workspace) as root_fd:
+            self._walk(root_fd, root_fd, "", [pattern.start() for pattern in self._patterns], 0)
 
-    def _walk(self, root: int, folder: int, path: str, states: list[frozenset[int]], depth: int) -> None:
+    def _walk(self, root_fd: int, folder_fd: int, path: str, states: list[frozenset[int]], depth: int) -> None:
         """Visit the entries of a folder that can still match a pattern."""
         if depth > self._limits.depth:
             raise Refused("too_large", f"{path!r} is more than {self._limits.depth} folders deep; narrow the pattern")
-        with os.scandir(folder) as entries:
+        with os.scandir(folder_fd) as entries:
             names = sorted(entry.name for entry in entries)
         self._entries += len(names)
         if self._entries > self._limits.entries:
@@ -134,16 +134,18 @@ class _Search:
         for name in names:
             next_states = [pattern.step(state, name) for pattern, state in zip(self._patterns, states, strict=True)]
             if any(next_states):
-                self._visit(root, folder, f"{path}{name}", name, next_states, depth)
+                self._visit(root_fd, folder_fd, f"{path}{name}", name, next_states, depth)
 
-    def _visit(self, root: int, folder: int, path: str, name: str, states: list[frozenset[int]], depth: int) -> None:
+    def _visit(
+        self, root_fd: int, folder_fd: int, path: str, name: str, states: list[frozenset[int]], depth: int
+    ) -> None:
         """Walk into a folder, or add a file or link that matches a pattern."""
         try:
-            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            status = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
             if stat.S_ISDIR(status.st_mode):
-                child_fd = os.open(name, FOLDER_FLAGS, dir_fd=folder)
+                child_fd = os.open(name, FOLDER_FLAGS, dir_fd=folder_fd)
                 try:
-                    self._walk(root, child_fd, f"{path}/", states, depth + 1)
+                    self._walk(root_fd, child_fd, f"{path}/", states, depth + 1)
                 finally:
                     os.close(child_fd)
                 return
@@ -156,7 +158,7 @@ class _Search:
             return
         count_before = len(self.files)
         if stat.S_ISLNK(status.st_mode):
-            self._add_link_target(root, path, artifact_type)
+            self._add_link_target(root_fd, path, artifact_type)
         elif stat.S_ISREG(status.st_mode):
             self._add_file(path, artifact_type, path, status)
         if len(self.files) > count_before:
@@ -166,13 +168,13 @@ class _Search:
         """Return the indexes of the rules that matched no file."""
         return [index for index in range(len(self._patterns)) if index not in self._matched]
 
-    def _add_link_target(self, root: int, path: str, artifact_type: str) -> None:
+    def _add_link_target(self, root_fd: int, path: str, artifact_type: str) -> None:
         """Add a link to a file inside the workspace under the link's name; skip other links."""
         top = self._workspace.resolve()
         try:
             real_path = (top / path).resolve(strict=True).relative_to(top).as_posix()
-            with open_parent(root, real_path) as (folder, name):
-                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            with open_parent(root_fd, real_path) as (parent_fd, name):
+                status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
         except (OSError, ValueError, RuntimeError):
             return  # It leads outside, to nothing or in a circle, or has changed.
         if stat.S_ISREG(status.st_mode):
@@ -229,8 +231,8 @@ def open_file(workspace: Path, file: ArtifactFile) -> BinaryIO:
     Read at most `file.bytes` bytes: it may still grow.
     """
     try:
-        with open_folder(workspace) as root, open_parent(root, file.real_path) as (folder, name):
-            stream = os.fdopen(os.open(name, _FILE, dir_fd=folder), "rb")
+        with open_folder(workspace) as root_fd, open_parent(root_fd, file.real_path) as (parent_fd, name):
+            stream = os.fdopen(os.open(name, _FILE, dir_fd=parent_fd), "rb")
     except OSError as error:
         raise Refused("not_found", f"{file.path!r} no longer exists: {error.strerror}") from None
     status = os.fstat(stream.fileno())

@@ -67,7 +67,7 @@ def cache_key(workspace: Path, rule: CacheRule) -> CacheKey:
     if PLACEHOLDER not in rule.key:
         return CacheKey(key=rule.key)
     lock_files, unmatched_patterns = (
-        _find_named(workspace, rule.lock_files) if rule.lock_files else (_find_common(workspace), [])
+        _find_lock_files(workspace, rule.lock_files) if rule.lock_files else (_find_common_lock_files(workspace), [])
     )
     key = rule.key.replace(PLACEHOLDER, _hash(workspace, lock_files))
     return CacheKey(
@@ -89,14 +89,14 @@ def _lock_files_warning(rule: CacheRule, lock_files: list[ArtifactFile], unmatch
     return ""
 
 
-def _find_named(workspace: Path, patterns: list[str]) -> tuple[list[ArtifactFile], list[str]]:
+def _find_lock_files(workspace: Path, patterns: list[str]) -> tuple[list[ArtifactFile], list[str]]:
     """Return the lock files that match these patterns, sorted by path, and the patterns that match none."""
     matches = {pattern: find_files(workspace, [ArtifactRule(path_glob=pattern)], _LIMITS) for pattern in patterns}
     by_path = {file.path: file for files in matches.values() for file in files}
     return [by_path[path] for path in sorted(by_path)], [pattern for pattern, files in matches.items() if not files]
 
 
-def _find_common(workspace: Path) -> list[ArtifactFile]:
+def _find_common_lock_files(workspace: Path) -> list[ArtifactFile]:
     """Return the lock files with well-known names.
 
     This walks the workspace itself, to skip installed dependencies; `find_files` then checks each file.

@@ -21,7 +21,7 @@ from deltaci.core.errors import Refused, Unreachable
 from deltaci.protocol.messages import MAX_CACHE_BYTES, CacheRule
 from deltaci.runner.log.job_log import JobLog
 from deltaci.runner.transfers import Transfers
-from deltaci.runner.workspace.archive import inner_path, move_if_absent, pack, unpack
+from deltaci.runner.workspace.archive import move_if_absent, pack, unpack, workspace_relative_path
 from deltaci.runner.workspace.cache_keys import cache_key
 from deltaci.runner.workspace.layout import Layout
 
@@ -95,7 +95,7 @@ class Caches:
 
     def _path_from_root(self, path: str) -> str:
         """Return a path that starts at the workspace as a path that starts at the root of the job's folders."""
-        return inner_path(path) if self._layout.is_single_folder else self._layout.resolve(path)
+        return workspace_relative_path(path) if self._layout.is_single_folder else self._layout.resolve(path)
 
     async def _restore(self, key: str, paths: list[str], *, is_saved_on_miss: bool = True) -> bool:
         """Download a cache and move these paths of it into the job's folders. Return whether the cache exists.

@@ -141,10 +141,10 @@ def trust_any_owner(root: Path, home: str) -> None:
     with (
         contextlib.suppress(OSError),
         open_folder(root) as root_fd,
-        open_parent(root_fd, f"{home}/.gitconfig") as (folder, name),
+        open_parent(root_fd, f"{home}/.gitconfig") as (parent_fd, name),
     ):
         descriptor = os.open(
-            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder
+            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=parent_fd
         )
         with os.fdopen(descriptor, "w") as file:
             file.write("[safe]\n\tdirectory = *\n")
@@ -163,13 +163,13 @@ async def fetch_and_check_out(
 
     async def check_out_from(mirror: Mirror) -> tuple[Path, str, str]:
         full_ref, commit = await resolve_ref(mirror, ref) if ref else (spec.ref, spec.commit)
-        tree = Path(tempfile.mkdtemp(dir=staging))
-        await check_out(mirror, remote, msgspec.structs.replace(spec, ref=full_ref, commit=commit), tree)
-        return tree, full_ref, commit
+        checkout_folder = Path(tempfile.mkdtemp(dir=staging))
+        await check_out(mirror, remote, msgspec.structs.replace(spec, ref=full_ref, commit=commit), checkout_folder)
+        return checkout_folder, full_ref, commit
 
     try:
-        tree, full_ref, commit = await use_mirror(mirrors, remote, log, check_out_from)
-        await asyncio.to_thread(move_tree, tree, root, spec.path, is_clean=spec.is_clean)
+        checkout_folder, full_ref, commit = await use_mirror(mirrors, remote, log, check_out_from)
+        await asyncio.to_thread(move_tree, checkout_folder, root, spec.path, is_clean=spec.is_clean)
         return full_ref, commit
     finally:
         await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)

@@ -36,12 +36,12 @@ def open_parent(root_fd: int, path: str) -> Iterator[tuple[int, str]]:
     Links are not followed.
     """
     *folders, name = path.split("/")
-    current = os.dup(root_fd)
+    current_fd = os.dup(root_fd)
     try:
         for folder in folders:
-            child = os.open(folder, FOLDER_FLAGS, dir_fd=current)
-            os.close(current)
-            current = child
-        yield current, name
+            child_fd = os.open(folder, FOLDER_FLAGS, dir_fd=current_fd)
+            os.close(current_fd)
+            current_fd = child_fd
+        yield current_fd, name
     finally:
-        os.close(current)
+        os.close(current_fd)

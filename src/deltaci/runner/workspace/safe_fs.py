@@ -66,14 +66,14 @@ def write_file(root: Path, path: str, text: str, mode: int = 0o755) -> Path:
     """Write a file below the root and return its path. Links and other entries in its way are removed first."""
     parent_path, _, name = path.rpartition("/")
     with open_folder(root) as root_fd:
-        folder = open_or_create(root_fd, parent_path)
+        parent_fd = open_or_create(root_fd, parent_path)
         try:
-            remove_entry(folder, name)
-            descriptor = os.open(name, _NEW_FILE_FLAGS, mode, dir_fd=folder)
+            remove_entry(parent_fd, name)
+            descriptor = os.open(name, _NEW_FILE_FLAGS, mode, dir_fd=parent_fd)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(text.encode("utf-8", "surrogatepass"))
         finally:
-            os.close(folder)
+            os.close(parent_fd)
     return root / path
 
 
@@ -89,28 +89,28 @@ def open_or_create(root_fd: int, path: str) -> int:
 
     Links and files in its way are removed.
     """
-    current = os.dup(root_fd)
+    current_fd = os.dup(root_fd)
     for name in path.split("/"):
         if name in ("", "."):
             continue
         try:
-            child = os.open(name, FOLDER_FLAGS, dir_fd=current)
+            child_fd = os.open(name, FOLDER_FLAGS, dir_fd=current_fd)
         except OSError:
-            remove_entry(current, name)
-            os.mkdir(name, 0o755, dir_fd=current)
-            child = os.open(name, FOLDER_FLAGS, dir_fd=current)
-        os.close(current)
-        current = child
-    return current
+            remove_entry(current_fd, name)
+            os.mkdir(name, 0o755, dir_fd=current_fd)
+            child_fd = os.open(name, FOLDER_FLAGS, dir_fd=current_fd)
+        os.close(current_fd)
+        current_fd = child_fd
+    return current_fd
 
 
-def remove_entry(folder: int, name: str) -> None:
+def remove_entry(parent_fd: int, name: str) -> None:
     """Remove the file, link or folder with this name, if it exists."""
     try:
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
     except FileNotFoundError:
         return
     if stat.S_ISDIR(status.st_mode):
-        shutil.rmtree(name, dir_fd=folder)
+        shutil.rmtree(name, dir_fd=parent_fd)
     else:
-        os.unlink(name, dir_fd=folder)
+        os.unlink(name, dir_fd=parent_fd)

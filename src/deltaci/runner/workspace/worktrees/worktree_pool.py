@@ -107,7 +107,7 @@ class WorktreePool:
         self._repository_locks: dict[Path, asyncio.Lock] = {}
         self._reservations: dict[Path, int] = {}  # By path: the number of jobs that use a tree or wait for it.
         self._wake = asyncio.Event()
-        self.is_used = self.folder.is_dir()
+        self.has_been_used = self.folder.is_dir()
 
     # -- assignment
 
@@ -120,7 +120,7 @@ class WorktreePool:
         """
         stream = self.folder / folder_name(tree.stream)
         record = StreamRecord(tree.stream, bool(tree.commit))
-        self.is_used = True
+        self.has_been_used = True
         self._wake.set()
         if tree.is_committed:
             slot = WorktreeSlot(
@@ -135,7 +135,10 @@ class WorktreePool:
         return slot
 
     async def acquire(self, slot: WorktreeSlot) -> None:
-        """Wait until the slot's previous job has released it, then lock it for this job and create its folders."""
+        """Lock the slot for this job and create its folders.
+
+        Raise `CellFailed` if the runner's previous job in it does not release it within ACQUIRE_SECONDS.
+        """
         lock = self._locks.setdefault(slot.path, asyncio.Lock())
         try:
             async with asyncio.timeout(ACQUIRE_SECONDS):
@@ -236,7 +239,7 @@ class WorktreePool:
     async def run_cleanup(self, query_finished: FinishedQuery) -> None:
         """Remove unneeded worktrees periodically, and soon after a job begins or ends, until cancelled."""
         while True:
-            if self.is_used:
+            if self.has_been_used:
                 self._wake.clear()
                 try:
                     for name in await self.remove_unneeded(query_finished):
@@ -245,7 +248,7 @@ class WorktreePool:
                     LOGGER.warning("cannot remove unneeded worktrees: %s; retrying", error)
                 await asyncio.sleep(MIN_CLEANUP_SECONDS)
             with suppress(TimeoutError):
-                async with asyncio.timeout(CLEANUP_INTERVAL_SECONDS if self.is_used else None):
+                async with asyncio.timeout(CLEANUP_INTERVAL_SECONDS if self.has_been_used else None):
                     await self._wake.wait()
 
     def _list_streams(self) -> list[tuple[Path, StreamRecord | None]]:
