@@ -154,12 +154,12 @@ def plan_file(
     )
     if compiled.plan is None or not change.is_fork:
         return compiled
-    return replace(compiled, plan=_with_fork_gates(compiled.plan, fork_role))
+    return replace(compiled, plan=_with_approver_role(compiled.plan, fork_role))
 
 
-def _with_fork_gates(plan: Plan, role: str) -> Plan:
-    """Return a plan whose approval of an untrusted change requires the role, and another person than the starter."""
-    gate = Gate(role=role, not_by_starter=True)
+def _with_approver_role(plan: Plan, required_role: str) -> Plan:
+    """Return a plan whose approval of an untrusted change requires this role, and another person than the starter."""
+    gate = Gate(role=required_role, not_by_starter=True)
     jobs = tuple(
         replace(job, spec=replace(job.spec, gate=gate)) if job.code == UNTRUSTED and job.spec.kind == APPROVAL else job
         for job in plan.jobs

@@ -30,8 +30,8 @@ class Availability(Struct, frozen=True):
 
 
 def _available(contexts: Iterable[str], extra_functions: Iterable[str] = ()) -> Availability:
-    names = _ALWAYS_AVAILABLE | {name.lower() for name in extra_functions}
-    return Availability(frozenset(contexts), frozenset(SIGNATURES[name].name for name in names))
+    function_names = _ALWAYS_AVAILABLE | {name.lower() for name in extra_functions}
+    return Availability(frozenset(contexts), frozenset(SIGNATURES[name].name for name in function_names))
 
 
 AVAILABILITY: Final = {

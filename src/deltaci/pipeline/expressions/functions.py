@@ -152,15 +152,15 @@ def _ends_with(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:
 
 def _concatenate(call: Call, pieces: Iterator[str], budget: Budget) -> str:
     """Return the pieces as one string. Raise EvaluationError at the first piece that makes it too long."""
-    result: list[str] = []
+    accepted_pieces: list[str] = []
     length = 0
     for piece in pieces:
         length += len(piece)
         budget.use_steps(call.column)
         check_length(call.column, length)
         budget.use_characters(call.column, len(piece))
-        result.append(piece)
-    return "".join(result)
+        accepted_pieces.append(piece)
+    return "".join(accepted_pieces)
 
 
 def _format(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:

@@ -48,8 +48,8 @@ class _Formatter:
 
     def _append_container(self, opening: str, items: list[tuple[str, Value]], closing: str, depth: int) -> None:
         indentation = "\n" + "  " * (depth + 1)
-        for index, (key, item) in enumerate(items):
-            self._append((opening if index == 0 else ",") + indentation + key)
+        for index, (prefix, item) in enumerate(items):
+            self._append((opening if index == 0 else ",") + indentation + prefix)
             self.append_value(item, depth + 1)
         self._append("\n" + "  " * depth + closing)
 

@@ -94,8 +94,8 @@ class _WorkflowReader:
         pipeline = self._read_pipeline()
         job_entries = self._read_job_entries()
         needs_graph = self._build_needs_graph(job_entries)
-        for key, node in job_entries:
-            self._read_job(key, node)
+        for key, job_node in job_entries:
+            self._read_job(key, job_node)
         self._mark_dependents_unsupported(needs_graph)
         supported_pipeline = None
         if pipeline is not None and self.jobs and not self.converter.problems.has_errors:
@@ -190,8 +190,8 @@ class _WorkflowReader:
         """Return the needs of each job with their nodes, by job id. Report unknown needs and cycles."""
         job_ids = [key.raw for key, _ in job_entries]
         needs_graph: dict[str, dict[str, Node]] = {name: {} for name in job_ids}
-        for key, node in job_entries:
-            needs = child(node, "needs")
+        for key, job_node in job_entries:
+            needs = child(job_node, "needs")
             for need in convert_needs(needs, Converter(self.file, self.text)).value if needs is not None else ():
                 job_id = {name.lower(): name for name in job_ids}.get(need.value.lower())
                 if job_id is None or job_id == key.raw:

@@ -93,7 +93,7 @@ def parse_failure_rules(content: str | bytes, file: str = DEFAULT_FILE) -> Failu
     parsed = _parse_file(content, problems)
     if parsed is None:
         return FailureRulesResult(file=file, rules=None, problems=problems.in_order())
-    source, rules, total_ways = content.decode() if isinstance(content, bytes) else content, parsed.value.rules, 0
+    file_text, rules, total_ways = content.decode() if isinstance(content, bytes) else content, parsed.value.rules, 0
     first_indices: dict[str, int] = {}
     for index, rule in enumerate(rules):
         position = parsed.positions["rules", index]
@@ -102,7 +102,7 @@ def parse_failure_rules(content: str | bytes, file: str = DEFAULT_FILE) -> Failu
             name_position = parsed.positions["rules", index, "name"]
             problems.add(name_position, f"the name {quote(rule.name)} a second time", "expected another name")
         _check_rule(rule, position, problems)
-        total_ways += _check_pattern(rule, parsed.positions.get(("rules", index, "log"), position), source, problems)
+        total_ways += _check_pattern(rule, parsed.positions.get(("rules", index, "log"), position), file_text, problems)
         if total_ways > MAX_WAYS:
             problems.add(position, "more patterns with '*', '+' or choices than one file may have", "write letters")
             break
@@ -135,7 +135,7 @@ def _check_rule(rule: RuleEntry, position: Position, problems: ProblemList) -> N
         problems.add(position, "the error code LEASE_LOST", expected, is_warning=True)
 
 
-def _check_pattern(rule: RuleEntry, position: Position, source: str, problems: ProblemList) -> int:
+def _check_pattern(rule: RuleEntry, position: Position, file_text: str, problems: ProblemList) -> int:
     """Report an invalid log pattern.
 
     Return the number of ways in which the pattern can match at one position of a line; 0 without a valid pattern.
@@ -145,7 +145,7 @@ def _check_pattern(rule: RuleEntry, position: Position, source: str, problems: P
     try:
         return log_patterns.check(rule.log)
     except BadPattern as error:
-        pattern_position = position_within(source, position, rule.log, error.column - 1)
+        pattern_position = position_within(file_text, position, rule.log, error.column - 1)
         problems.add(pattern_position, f"in the pattern: {error.found}", error.expected)
         return 0
 

@@ -60,7 +60,7 @@ def _protocol_rule(rule: Rule, name: str) -> wire.ValidationRule:
 # -- checks
 
 
-def check_rules(rules: Node | None, source: str, problems: ProblemList, *, is_workstream: bool) -> None:
+def check_rules(rules: Node | None, file_text: str, problems: ProblemList, *, is_workstream: bool) -> None:
     """Report wrong combinations of keys, and invalid report paths and patterns, in a list of validation rules.
 
     `is_workstream` says that the rules are in a workstream file, not in a pipeline file.
@@ -68,14 +68,14 @@ def check_rules(rules: Node | None, source: str, problems: ProblemList, *, is_wo
     for rule in items(rules):
         if rule.kind == OBJECT and not problems.is_full:
             _check_kinds(rule, problems, is_workstream=is_workstream)
-            _check_number(child(rule, "number"), source, problems)
-            _check_text(child(rule, "contains"), source, problems, log_patterns.check)
+            _check_number(child(rule, "number"), file_text, problems)
+            _check_text(child(rule, "contains"), file_text, problems, log_patterns.check)
             if is_workstream:
-                check_pattern_list(child(rule, "within"), source, problems, is_branch=False)
+                check_pattern_list(child(rule, "within"), file_text, problems, is_branch=False)
 
 
 def _check_kinds(rule: Node, problems: ProblemList, *, is_workstream: bool) -> None:
-    """Report a rule that is not of exactly one allowed kind, and keys that its kind does not have."""
+    """Report a rule that is not of exactly one allowed kind, keys that its kind lacks, and `mergeable: false`."""
     allowed_kinds = RULE_KINDS if is_workstream else tuple(kind for kind in RULE_KINDS if kind not in WORKSTREAM_KINDS)
     kinds = [name for name in RULE_KINDS if entry(rule, name)]
     for name in kinds if not is_workstream else ():
@@ -95,7 +95,7 @@ def _check_kinds(rule: Node, problems: ProblemList, *, is_workstream: bool) -> N
         problems.add(mergeable.position, "'mergeable: false', which requires nothing", "expected true, or no such rule")
 
 
-def _check_number(number: Node | None, source: str, problems: ProblemList) -> None:
+def _check_number(number: Node | None, file_text: str, problems: ProblemList) -> None:
     if number is None or number.kind != OBJECT:
         return
     bounds = dict(_bounds(number))
@@ -104,7 +104,7 @@ def _check_number(number: Node | None, source: str, problems: ProblemList) -> No
     if len(bounds) == 2 and bounds["min"].value > bounds["max"].value:
         expected = f"expected at most 'max', {bounds['max'].raw}"
         problems.add(bounds["min"].position, f"a 'min' of {bounds['min'].raw}", expected)
-    _check_text(child(number, "at"), source, problems, report_paths.parse)
+    _check_text(child(number, "at"), file_text, problems, report_paths.parse)
 
 
 def _bounds(number: Node) -> Iterator[tuple[str, Node]]:
@@ -114,14 +114,14 @@ def _bounds(number: Node) -> Iterator[tuple[str, Node]]:
             yield key.raw, value
 
 
-def _check_text(node: Node | None, source: str, problems: ProblemList, parse: Callable[[str], object]) -> None:
+def _check_text(node: Node | None, file_text: str, problems: ProblemList, parse: Callable[[str], object]) -> None:
     """Report the error with which `parse` rejects a text, at the position of the invalid character."""
     if node is None or node.kind != TEXT or not node.value or "${{" in node.value:
         return  # The reader reports other kinds, and expressions, which are not evaluated here.
     try:
         parse(node.value)
     except BadPattern as error:
-        position = position_within(source, node.position, node.value, error.column - 1)
+        position = position_within(file_text, node.position, node.value, error.column - 1)
         is_advice = error.expected.startswith("write ")
         expected = error.expected if is_advice else f"expected {error.expected}"
         problems.add(position, f"{error.found} in {quote(node.value)}", expected)

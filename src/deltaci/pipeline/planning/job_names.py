@@ -22,10 +22,10 @@ def unique_names(combinations: Sequence[Combination]) -> list[str]:
 
     A name that is too long or not unique ends with a hash of its combination, so that it does not depend on the others.
     """
-    plain_names = [_NOT_ALLOWED.sub("-", combination.name).strip() for combination in combinations]
-    counts = Counter(plain_names)
+    cleaned_names = [_NOT_ALLOWED.sub("-", combination.name).strip() for combination in combinations]
+    counts = Counter(cleaned_names)
     names = []
-    for combination, name in zip(combinations, plain_names, strict=True):
+    for combination, name in zip(combinations, cleaned_names, strict=True):
         is_usable = len(name) <= MAX_NAME and counts[name] == 1
         names.append(name if is_usable else _with_hash(name, combination))
     return names

@@ -145,8 +145,8 @@ class _SpecBuilder:
             )
             self._interpolator.report((*self._instance.path, *path), "a condition that is too long", expected)
             return ""
-        text, formatted_expression = text_and_expression
-        self._references += context_references(formatted_expression)
+        text, chosen_expression = text_and_expression
+        self._references += context_references(chosen_expression)
         return text
 
     def _select_contexts(self) -> dict[str, Any]:

@@ -443,6 +443,9 @@ def _list_axes(axes: Mapping[str, object]) -> str:
 
 
 def split_message(message: str) -> tuple[str, str]:
-    """Split the message of a problem into `found` and `expected` for `ProblemList.add`."""
+    """Split the message of a problem at its first `; ` into `found` and `expected` for `ProblemList.add`.
+
+    If it does not start with "found ", "something that " is put before it.
+    """
     found, _, expected = message.partition("; ")
     return found.removeprefix("found ") if found.startswith("found ") else f"something that {found}", expected

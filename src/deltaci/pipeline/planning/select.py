@@ -119,8 +119,8 @@ class _Selection:
     def __init__(self, jobs: Iterable[SelectableJob], projects: Projects, always: Sequence[str]) -> None:
         sorted_jobs = sorted(jobs, key=lambda job: job.name)
         self._jobs = {job.name: job for job in sorted_jobs}
-        for job, next_job in pairwise(sorted_jobs):
-            if job.name == next_job.name:
+        for job, other_job in pairwise(sorted_jobs):
+            if job.name == other_job.name:
                 raise Refused("bad_spec", f"job {job.name!r} is declared twice; give each its own name")
         self._projects = projects
         self._needs = {job.name: job.needs for job in self._jobs.values()}

@@ -129,8 +129,8 @@ def parse_values(value: Any) -> tuple[Workstream | None, tuple[str, ...]]:
 
 def _read_workstream(root_node: Node, text: str, problems: ProblemList) -> Workstream | None:
     """Convert the root node of a workstream and run all checks. Return None if there are errors."""
-    parsed = parse_node(root_node, Workstream, (), problems, VOCABULARY)
-    for expression in parsed.expressions:
+    parsed_node = parse_node(root_node, Workstream, (), problems, VOCABULARY)
+    for expression in parsed_node.expressions:
         hint = "expressions are not evaluated in a workstream: write the text itself, or use a script"
         problems.add(expression.position, f"an expression, {quote(expression.text)}", hint)
     tasks = items(child(root_node, "tasks"))
@@ -140,7 +140,7 @@ def _read_workstream(root_node: Node, text: str, problems: ProblemList) -> Works
         validation_rules.check_rules(child(task, "post_execution"), text, problems, is_workstream=True)
     validation_rules.check_rules(child(root_node, "validation"), text, problems, is_workstream=True)
     _check_base(child(root_node, "base"), problems)
-    return parsed.value if isinstance(parsed.value, Workstream) and not problems.has_errors else None
+    return parsed_node.value if isinstance(parsed_node.value, Workstream) and not problems.has_errors else None
 
 
 def _check_names(tasks: list[Node], problems: ProblemList) -> None:
@@ -166,11 +166,11 @@ def _check_names(tasks: list[Node], problems: ProblemList) -> None:
 def parse_branch_name(name: str) -> str:
     """Return a branch name that was not read from a file. Raise Refused if it is not valid."""
     problems = ProblemList(VALUES_FILE)
-    parsed = parse_node(Node(TEXT, Position(), name, name, '"'), Branch, ("base",), problems, VOCABULARY)
+    parsed_node = parse_node(Node(TEXT, Position(), name, name, '"'), Branch, ("base",), problems, VOCABULARY)
     _check_base(Node(TEXT, Position(), name, name), problems)
     for problem in problems.in_order():
         raise Refused("bad_request", f"base: {str(problem).split(': ', 1)[1]}")
-    return str(parsed.value)
+    return str(parsed_node.value)
 
 
 def _check_base(base: Node | None, problems: ProblemList) -> None:

@@ -219,14 +219,14 @@ def _test(folder: Folder, package: dict[str, Any], scripts: dict[str, str], mana
     uncertainty = _uncertainty(folder, package, name, text)
     build_script = _build_script_before_tests(folder, package, scripts, text)
     command, artifacts = _test_command(folder, manager, name, scripts[name])
-    steps = (*((manager.run(build_script),) if build_script else ()), command)
+    commands = (*((manager.run(build_script),) if build_script else ()), command)
     return [
         _draft(
             folder,
             manager,
             task="test",
             title="Node tests",
-            steps=steps,
+            steps=commands,
             evidence=(_script_evidence(name, scripts),),
             confidence=LIKELY if uncertainty else SURE,
             reason=uncertainty,
@@ -237,7 +237,10 @@ def _test(folder: Folder, package: dict[str, Any], scripts: dict[str, str], mana
 
 
 def _uncertainty(folder: Folder, package: dict[str, Any], name: str, text: str) -> str:
-    """Return the reason why a test script may fail on a runner although the code is correct; empty if there is none."""
+    """Return why it is uncertain that the script runs all tests and succeeds for correct code.
+
+    Empty if there is no reason.
+    """
     has_browser_package = any(BROWSER_TOOLS.search(dependency) for dependency in get_table(package, "devDependencies"))
     if BROWSER_TOOLS.search(text):
         return "the script uses a browser, which the runner must have"

@@ -10,7 +10,7 @@ from deltaci.pipeline.detect.tree import Folder
 
 
 class DetectionRule(NamedTuple):
-    """A job for folders that contain a file whose name matches `manifest`."""
+    """A job for folders with a file whose name matches `manifest` and, if `evidence` is set, a path that matches it."""
 
     ecosystem: str
     manifest: str  # A regular expression for file names.

@@ -140,7 +140,10 @@ def _pytest_evidence(project: PythonProject) -> str | None:
 
 
 def _tests(project: PythonProject) -> tuple[tuple[JobDraft, ...], tuple[str, ...]]:
-    """Return at most one job that runs the tests, and messages about tests that no job runs."""
+    """Return the job that runs the tests or, if there is none, a message about the missing tests.
+
+    Neither for a project that has no tests and is no package.
+    """
     folder = project.folder
     has_lock = folder.find_file("uv.lock", "poetry.lock", "pdm.lock") is not None
     tox, nox = read_tox(folder, project.pyproject, project.setup_cfg), read_nox(folder)
@@ -245,13 +248,13 @@ def _pytest_draft(project: PythonProject, installation: Installation) -> JobDraf
     install_with_uv = (f"{PACKAGE_MANAGERS_BIN}/uv pip install pytest",) if project.folder.find_file("uv.lock") else ()
     install_with_pip = () if installation.is_locked else (".venv/bin/python -m pip install pytest",)
     install_pytest = () if _installs_pytest(project) else install_with_uv or install_with_pip
-    evidence = project.pytest or "there are test files"
+    pytest_evidence = project.pytest or "there are test files"
     return JobDraft(
         task="test",
         title="Python tests with pytest",
         confidence=confidence,
         reason=reason,
-        evidence=(evidence, *installation.evidence),
+        evidence=(pytest_evidence, *installation.evidence),
         env=installation.env,
         caches=installation.caches,
         checkout=project.checkout,
@@ -332,12 +335,12 @@ def _version_hints(project: PythonProject) -> tuple[str, ...]:
     """
     metadata_text = " ".join(string_list(get_nested(project.pyproject, "project", "classifiers")))
     metadata_text += project.setup_py + string_or_empty(get_nested(project.setup_cfg, "metadata", "classifiers"))
-    minor_versions = sorted({int(minor) for minor in re.findall(r"Python :: 3\.(\d{1,2})(?!\d)", metadata_text)})
+    minor_numbers = sorted({int(minor) for minor in re.findall(r"Python :: 3\.(\d{1,2})(?!\d)", metadata_text)})
     required_version = string_or_empty(get_nested(project.pyproject, "project", "requires-python"))
-    if len(minor_versions) > 1:
-        listed_versions = ", ".join(f"'3.{minor}'" for minor in minor_versions[-5:])
+    if len(minor_numbers) > 1:
+        listed_versions = ", ".join(f"'3.{minor}'" for minor in minor_numbers[-5:])
         return (
-            f"it declares Python 3.{minor_versions[0]} to 3.{minor_versions[-1]}; to test all of them: "
+            f"it declares Python 3.{minor_numbers[0]} to 3.{minor_numbers[-1]}; to test all of them: "
             f"strategy: {{matrix: {{python: [{listed_versions}]}}}} and a first step"
             " {uses: setup-python, with: {python-version: '${{ matrix.python }}'}}",
         )

@@ -84,10 +84,10 @@ def _from_sections(sections: dict[str, Any], file_name: str, text: str) -> ToxCo
         for line in string_or_empty(get_nested(sections, "testenv", "commands")).splitlines()
         if line.strip()
     ]
-    factors = [re.match(r"([\w.,!{}-]+):(?:\s|$)", line) for line in lines]
+    factor_matches = [re.match(r"([\w.,!{}-]+):(?:\s|$)", line) for line in lines]
     uses_uv = "uv-venv" in text
     lint = _first_in(LINT_NAMES, environments)
-    if lines and not all(factors):
+    if lines and not all(factor_matches):
         uses_variables = any(re.search(r"\{env:\w+\}", line[:2000]) for line in lines)
         reason = "its commands are taken from environment variables" if uses_variables else ""
         return ToxConfig(
@@ -98,7 +98,7 @@ def _from_sections(sections: dict[str, Any], file_name: str, text: str) -> ToxCo
             reason=reason,
             uses_uv=uses_uv,
         )
-    factor_names = [factor for match in factors if match for factor in re.split(r"[,{}]", match[1])]
+    factor_names = [factor for match in factor_matches if match for factor in re.split(r"[,{}]", match[1])]
     if environment := _first_in(UNIT_TEST_NAMES, factor_names):
         return ToxConfig(
             evidence=f"{file_name} configures the commands of tox for {environment!r}",
