@@ -57,7 +57,7 @@ from deltaci.server.rest.streams.event_streams import EventStreams
 from deltaci.server.runner_api.app import RunnerApp
 from deltaci.server.runner_api.control_channel import ControlHub
 from deltaci.server.runner_api.job_data import JobDataHandlers
-from deltaci.server.runner_api.lease_ids import LeaseIds
+from deltaci.server.runner_api.lease_ids import LeaseIdMinter
 from deltaci.server.runner_api.message_handlers import MessageHandlers
 from deltaci.server.runner_api.nats_dispatch import Dispatcher
 from deltaci.server.runner_api.registration import RunnerRegistry, RunnerTokenIssuer
@@ -142,8 +142,8 @@ class Server:
         self.store = store
         self.folder = folder
         self.key = load_server_key(folder / KEY_FILE)
-        lease_ids = LeaseIds(self.key)
-        self.engine = Engine(store, lease_ids.mint)
+        lease_id_minter = LeaseIdMinter(self.key)
+        self.engine = Engine(store, lease_id_minter.mint)
         self.logs = LogStore(folder / "logs")
         self.blobs = blobs if blobs is not None else FolderBlobStore(folder / BLOBS_FOLDER)
         self.signer = Signer(self.key, steady_clock())
@@ -162,7 +162,7 @@ class Server:
             self.flaky.of_attempt,
             self.fleet,
         )
-        self.control = ControlHub(store, lease_ids)
+        self.control = ControlHub(store, lease_id_minter)
         self._control_plane: ControlPlane | None = None
         if profile == "full":
             self._control_plane = ControlPlane(

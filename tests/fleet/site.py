@@ -18,7 +18,7 @@ from deltaci.core.worker import Worker
 from deltaci.fleet.health import HEALTH_SECONDS
 from deltaci.fleet.liveness import Fleet
 from tests.contract.backends import EVERYTHING, Backend, Server
-from tests.server.site import LEASE_IDS, RegisteredRunner, Site
+from tests.server.site import LEASE_ID_MINTER, RegisteredRunner, Site
 from tests.support.lab import TENANT, task
 
 STEP_SECONDS = HEALTH_SECONDS / 2
@@ -88,7 +88,7 @@ OpenFleet = Callable[[], AbstractAsyncContextManager[FleetSite]]
 @asynccontextmanager
 async def opened(backend: Backend, folder: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[FleetSite]:
     """Open a site; when it closes, verify its log and that no secret was logged."""
-    async with backend.server(mint=LEASE_IDS.mint) as server:
+    async with backend.server(mint=LEASE_ID_MINTER.mint) as server:
         site = FleetSite(backend, server, folder)
         await site.fleet.load()
         await site.receive_events()

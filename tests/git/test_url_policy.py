@@ -8,7 +8,7 @@ import pytest
 
 from deltaci.core.errors import Refused
 from deltaci.git import url_policy
-from deltaci.git.url_policy import ALLOWABLE, Address, UrlPolicy, is_public
+from deltaci.git.url_policy import ALLOWABLE, RepositoryUrl, UrlPolicy, is_public
 from tests.contract.backends import on_loop
 
 PUBLIC = UrlPolicy()
@@ -74,7 +74,7 @@ def test_invalid_urls(url: str, reason: str) -> None:
 def test_the_operator_may_allow_http_and_local_folders() -> None:
     """A folder needs an absolute path."""
     assert url_policy.parse_url("http://git.example.org/a", ALL).protocol == "http"
-    assert url_policy.parse_url("/srv/git/a.git", ALL) == Address(url="file:///srv/git/a.git", protocol="file")
+    assert url_policy.parse_url("/srv/git/a.git", ALL) == RepositoryUrl(url="file:///srv/git/a.git", protocol="file")
     assert url_policy.parse_url("file:///srv/git/a.git", ALL).url == "file:///srv/git/a.git"
     for url in ("file://host/srv/a", "file:///srv/../etc", "/srv/../etc"):
         with pytest.raises(Refused):

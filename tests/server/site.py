@@ -27,7 +27,7 @@ from deltaci.server.follower import Follower
 from deltaci.server.runner_api.app import RunnerApp
 from deltaci.server.runner_api.control_channel import ControlHub
 from deltaci.server.runner_api.job_data import JobDataHandlers, UploadLimits
-from deltaci.server.runner_api.lease_ids import LeaseIds
+from deltaci.server.runner_api.lease_ids import LeaseIdMinter
 from deltaci.server.runner_api.message_handlers import MessageHandlers
 from deltaci.server.runner_api.registration import RunnerRegistry
 from deltaci.server.secrets import Secrets
@@ -37,7 +37,7 @@ from tests.contract.backends import Backend, Server
 from tests.support.lab import TENANT
 
 KEY = b"k" * 32
-LEASE_IDS = LeaseIds(KEY)
+LEASE_ID_MINTER = LeaseIdMinter(KEY)
 TIME = "2026-01-04T08:00:00Z"
 BOUNDS = UploadLimits(files=5, file_bytes=1000, lease_bytes=2500, cache_bytes=1000)
 
@@ -78,7 +78,7 @@ class Site:
         self.signer = Signer(KEY, lambda: backend.now() / SECOND)
         self.incarnations = Incarnations(server.store)
         registry = RunnerRegistry(server.engine, self.signer, incarnations=self.incarnations)
-        self.control = ControlHub(server.store, LEASE_IDS)
+        self.control = ControlHub(server.store, LEASE_ID_MINTER)
         self.follower = Follower(server.store)
         self.follower.subscribe(self.control.on_events)
         self.blobs = MemoryBlobStore()
@@ -283,7 +283,7 @@ OpenSite = Callable[[], AbstractAsyncContextManager[Site]]
 @asynccontextmanager
 async def open_site(backend: Backend, folder: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Site]:
     """Open a site, and check the event log and secrets when it closes."""
-    async with backend.server(mint=LEASE_IDS.mint) as server:
+    async with backend.server(mint=LEASE_ID_MINTER.mint) as server:
         site = Site(backend, server, folder)
         try:
             yield site

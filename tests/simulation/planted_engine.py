@@ -250,12 +250,12 @@ def waiters_rely_on_hints() -> Iterator[None]:
     async def poll(self: ClaimWaiters) -> None:
         await asyncio.get_running_loop().create_future()
 
-    async def claim(self: ClaimWaiters, claim: Any, wait_seconds: float = 0.0, disconnected: Any = None) -> Any:
+    async def claim(self: ClaimWaiters, claim: Any, wait_seconds: float = 0.0, wait_for_disconnect: Any = None) -> Any:
         if wait_seconds <= 0 or claim.only:
-            return await real(self, claim, wait_seconds, disconnected)
+            return await real(self, claim, wait_seconds, wait_for_disconnect)
         waiter = self._enter((claim.tenant, claim.labels))
         try:
-            return await self._wait(waiter, claim, wait_seconds, disconnected)
+            return await self._wait(waiter, claim, wait_seconds, wait_for_disconnect)
         finally:
             self._leave(waiter)
 

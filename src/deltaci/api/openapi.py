@@ -179,9 +179,9 @@ def _runner_operations() -> Iterator[Operation]:
 def _parameters(route: ProtocolRoute) -> Iterator[Json]:
     if route.path_parameter:
         yield {"name": route.path_parameter.strip("<>"), "in": "path", "required": True, **_PATH_PARAMETERS[route.name]}
-    for parameter in (_LEASE, _OFFSET, _SHA256):
-        if str(parameter["name"]) in route.headers:
-            yield parameter
+    for header in (_LEASE, _OFFSET, _SHA256):
+        if str(header["name"]) in route.headers:
+            yield header
 
 
 # -- the document itself

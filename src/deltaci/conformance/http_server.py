@@ -41,7 +41,7 @@ class BadHttp(Exception):
 
 
 class HttpServer:
-    """A server on a free local port, as a context manager; `url` is its address."""
+    """An HTTP server on a free local port, as an asynchronous context manager; `url` is its address."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler

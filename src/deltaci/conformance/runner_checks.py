@@ -147,7 +147,9 @@ def one_result(job: str) -> CheckFunction:
             index = next(index for index, body in enumerate(bodies) if body != bodies[0])
             first_body, differing_body = bodies[0], bodies[index]
             differing_fields = sorted(
-                name for name in first_body | differing_body if first_body.get(name) != differing_body.get(name)
+                field_name
+                for field_name in first_body | differing_body
+                if first_body.get(field_name) != differing_body.get(field_name)
             )
             time = _time_of(completes[index])
             return failed(f"expected one Complete; another one at {time} differs in {', '.join(differing_fields)}")

@@ -191,9 +191,11 @@ def _validate_job(unit: UnitOfWork, event: Event) -> Iterable[Command]:
 
 
 def _release_dependents(unit: UnitOfWork, event: Event) -> Iterable[Command]:
-    """Decrement `unmet` of each job that waits for the ended one, and start the jobs in which it reaches zero.
+    """Decrement `unmet` of each job that waits for the ended one, and start those in which it reaches zero.
 
-    If the ended job failed or was cancelled, cancel its dependents as blocked instead; its followers are started.
+    None is started if the run ends. Jobs of a family that the ended job fails are skipped. If the ended job does not
+    satisfy its dependents (it was cancelled, or its failure is not allowed), cancel them as blocked instead; its
+    followers, which wait only for its end, are decremented in any case.
     """
     ended_job = unit.job(event.entity_id)
     is_satisfied = job.satisfies(ended_job)

@@ -312,9 +312,9 @@ def _result_record(unit: UnitOfWork, command: Command) -> Record:
 
 
 def _expand(unit: UnitOfWork, command: Command) -> Iterable[Command]:
-    """Return the commands that a submitted command is replaced by, each about one record; itself if it is about one.
+    """Return the commands to apply for a submitted command, each about one record.
 
-    A repeat of a command that was applied before returns none.
+    A repeat of a command that has an expansion returns none. Most other commands are returned unchanged.
     """
     expand = _EXPANSIONS.get(type(command))
     if expand is not None:

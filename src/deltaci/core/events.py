@@ -31,7 +31,11 @@ ACTOR_KINDS: Final = (ORCHESTRATOR, REPORTER, RUNNER, USER)
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One transition. `seq` is 0 until the store assigns it; `from_` is None for the creation of a record."""
+    """One transition of a record.
+
+    `entity` is the kind of record: run, job, attempt or worker. `seq` is 0 until the store assigns it; `from_` is None
+    for the creation of a record.
+    """
 
     seq: int
     at: int

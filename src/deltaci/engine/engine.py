@@ -23,7 +23,7 @@ from deltaci.engine.requests import (
     Tick,
 )
 from deltaci.engine.shard import Shard
-from deltaci.engine.unreadable_records import UnreadableRecordReporter
+from deltaci.engine.unreadable_records import UnreadableRecordHandler
 from deltaci.storage.port import Store, Unavailable
 
 __all__ = ["MAX_BATCH", "Claim", "ClaimResult", "ClaimedAttempt", "DeriveLeaseSecret", "Engine", "Overloaded", "Tick"]
@@ -43,9 +43,9 @@ class Engine:
         clock: MonotonicClock | None = None,
     ) -> None:
         self.clock = clock or MonotonicClock()  # Shared, so that no shard decides by an earlier time than another.
-        unreadable_reporter, limited_tenants = UnreadableRecordReporter(), set[str]()
+        unreadable_handler, limited_tenants = UnreadableRecordHandler(), set[str]()
         self._shards = [
-            Shard(store, self.clock, unreadable_reporter, derive_lease_secret, limited_tenants)
+            Shard(store, self.clock, unreadable_handler, derive_lease_secret, limited_tenants)
             for _ in range(store.max_concurrent_transactions)
         ]
         self._tasks: list[asyncio.Task[None]] = []

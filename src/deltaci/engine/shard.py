@@ -46,7 +46,7 @@ from deltaci.engine.requests import (
     Response,
     Tick,
 )
-from deltaci.engine.unreadable_records import UnreadableRecordReporter, unreadable_refusal
+from deltaci.engine.unreadable_records import UnreadableRecordHandler, unreadable_refusal
 from deltaci.storage.port import (
     Begin,
     BeginClaim,
@@ -87,14 +87,14 @@ class Shard:
         self,
         store: Store,
         clock: MonotonicClock,
-        unreadable_reporter: UnreadableRecordReporter,
+        unreadable_handler: UnreadableRecordHandler,
         derive_lease_secret: DeriveLeaseSecret | None,
         limited_tenants: set[str],
     ) -> None:
         self._store = store
         self._derive_lease_secret = derive_lease_secret
         self._clock = clock
-        self._unreadable_reporter = unreadable_reporter
+        self._unreadable_handler = unreadable_handler
         self._unit_of_work = UnitOfWork()
         self._stored_columns: dict[str, tuple[int, int | None]] = {}  # Version and due time of each cached record.
         self._absent_ids: list[str] = []
@@ -282,7 +282,7 @@ class Shard:
                 self._unit_of_work.records[id] = stored.record
                 self._stored_columns[id] = (stored.version, stored.due_at)
             if isinstance(stored.record, UnreadableRecord):
-                self._unreadable_reporter.report(stored.record)
+                self._unreadable_handler.report(stored.record)
         for id in required_ids:
             if id not in self._unit_of_work.records:
                 self._loaded_ids.add(id)
@@ -423,7 +423,7 @@ class Shard:
                 self._concurrency_groups.held_groups(claim.tenant),
             )
             query = FindReady(claim.tenant, claim.labels, now, limit, claim.only_ids, excluded_groups)
-            stored_records: list[StoredRecord] = yield from self._unreadable_reporter.find_readable(
+            stored_records: list[StoredRecord] = yield from self._unreadable_handler.find_readable(
                 query, now + STUCK_SECONDS * SECOND
             )
             granted_in_result_count = sum(not self._is_still_ready(stored) for stored in stored_records)
@@ -544,7 +544,7 @@ class Shard:
     ) -> Transaction[int]:
         """Apply the command of each record whose deadline is due. Return how many records the store found due."""
         retry_at = now + STUCK_SECONDS * SECOND
-        stored_records = yield from self._unreadable_reporter.find_readable(FindDue(now, tick.limit), retry_at)
+        stored_records = yield from self._unreadable_handler.find_readable(FindDue(now, tick.limit), retry_at)
         self._cache_loaded(stored_records)
         for stored in stored_records:
             id = stored.record.id

@@ -18,14 +18,17 @@ MAX_REPORTED_IDS: Final = 10_000
 LOGGER: Final = logging.getLogger(__name__)
 
 
-class UnreadableRecordReporter:
-    """Logs each unreadable record once, however often it is loaded."""
+class UnreadableRecordHandler:
+    """Logs unreadable records, and postpones unreadable results of queries.
+
+    Each record is logged once, or again after MAX_REPORTED_IDS others.
+    """
 
     def __init__(self) -> None:
         self._reported_ids: set[str] = set()
 
     def report(self, record: UnreadableRecord) -> None:
-        """Log an error about the record, unless one was logged before."""
+        """Log an error about the record, unless its id is remembered as logged."""
         if record.id in self._reported_ids:
             return
         if len(self._reported_ids) >= MAX_REPORTED_IDS:

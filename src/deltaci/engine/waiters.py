@@ -27,10 +27,10 @@ MAX_POLLED_GROUPS: Final = 100  # Groups per poll; if there are more, they take 
 MAX_HANDOVERS: Final = 100  # How often one permit is passed on; the next permit goes to other waiters.
 WAKES_AFTER_SUCCESS: Final = 2
 
-Disconnected = Callable[[], Coroutine[Any, Any, None]]  # Returns when the waiting worker has disconnected.
+WaitForDisconnect = Callable[[], Coroutine[Any, Any, None]]  # Returns when the waiting worker has disconnected.
 GroupKey = tuple[str, tuple[str, ...]]  # Tenant and labels.
-OtherWorkers = tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]  # Labels and ids, in the same order.
-FindOtherWorkers = Callable[[str], OtherWorkers]  # The eligible workers of a tenant; see `Claim`.
+EligibleWorkers = tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]  # Labels and ids, in the same order.
+FindEligibleWorkers = Callable[[str], EligibleWorkers]  # The eligible workers of a tenant; see `Claim`.
 LeaseLimit = Callable[[str], Awaitable[int]]  # How many live leases a tenant may have; 0 means no limit.
 
 
@@ -152,12 +152,12 @@ class ClaimWaiters:
         engine: Engine,
         commit_hints: CommitHints,
         lease_limit: LeaseLimit | None = None,
-        find_other_workers: FindOtherWorkers | None = None,
+        find_eligible_workers: FindEligibleWorkers | None = None,
     ) -> None:
         self._engine = engine
         self._commit_hints = commit_hints
         self._lease_limit = lease_limit
-        self._find_other_workers = find_other_workers
+        self._find_eligible_workers = find_eligible_workers
         self._groups: OrderedDict[GroupKey, WaiterGroup] = OrderedDict()
         self._poll_task: asyncio.Task[None] | None = None
         self._last_claim_returned: asyncio.Future[None] | None = (
@@ -182,11 +182,11 @@ class ClaimWaiters:
             await cancel_and_wait(self._poll_task)
 
     async def claim(
-        self, claim: Claim, wait_seconds: float = 0.0, disconnected: Disconnected | None = None
+        self, claim: Claim, wait_seconds: float = 0.0, wait_for_disconnect: WaitForDisconnect | None = None
     ) -> list[ClaimedAttempt]:
         """Claim attempts, and wait up to `wait_seconds` for the first one.
 
-        Return none if the time is over or the coroutine `disconnected()` has returned.
+        Return none if the time is over or the coroutine `wait_for_disconnect()` has returned.
         """
         if wait_seconds <= 0 or claim.only_ids:  # A claim for certain attempts never waits.
             return (await self._try_claim(claim)).claimed
@@ -196,17 +196,17 @@ class ClaimWaiters:
             result = ClaimResult([]) if group.waiting else await self._claim_with_permit(group, ClaimPermit(), claim)
             if result.claimed or self._is_closed:
                 return result.claimed
-            return await self._wait(group, claim, wait_seconds, disconnected)
+            return await self._wait(group, claim, wait_seconds, wait_for_disconnect)
         finally:
             self._leave(group)
 
     async def _wait(
-        self, group: WaiterGroup, claim: Claim, seconds: float, disconnected: Disconnected | None
+        self, group: WaiterGroup, claim: Claim, seconds: float, wait_for_disconnect: WaitForDisconnect | None
     ) -> list[ClaimedAttempt]:
         """Wait for permits and query the store with each, until a query finds work or the wait ends."""
         waiter = Waiter(group)
         timer = asyncio.get_running_loop().call_later(seconds, waiter.leave)
-        disconnect_task = asyncio.create_task(disconnected()) if disconnected is not None else None
+        disconnect_task = asyncio.create_task(wait_for_disconnect()) if wait_for_disconnect is not None else None
         if disconnect_task is not None:
             disconnect_task.add_done_callback(waiter.leave)
         if self._poll_task is None:
@@ -268,8 +268,8 @@ class ClaimWaiters:
         """
         if self._lease_limit is not None and (limit := await self._lease_limit(claim.tenant)) != claim.tenant_limit:
             claim = msgspec.structs.replace(claim, tenant_limit=limit)
-        if self._find_other_workers is not None:
-            labels, ids = self._find_other_workers(claim.tenant)
+        if self._find_eligible_workers is not None:
+            labels, ids = self._find_eligible_workers(claim.tenant)
             claim = msgspec.structs.replace(claim, other_worker_labels=labels, other_worker_ids=ids)
         return await self._engine.try_claim(claim)
 

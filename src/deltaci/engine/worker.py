@@ -426,15 +426,15 @@ def _outcome(finished: _FinishedTask) -> JobOutcome:
     if isinstance(finished.error, asyncio.CancelledError):
         return JobOutcome(lease_id=lease_id, error="the handler was cancelled")
     return JobOutcome(
-        lease_id=lease_id, error="".join((_summary_line(finished.error), *traceback.format_exception(finished.error)))
+        lease_id=lease_id, error="".join((_summary(finished.error), *traceback.format_exception(finished.error)))
     )
 
 
-def _summary_line(error: BaseException) -> str:
-    """Return the exception's type and message as one line, with a newline."""
+def _summary(error: BaseException) -> str:
+    """Return the exception's type and message, with a newline."""
     name = type(error).__name__
     try:
-        text = str(error).strip()
+        message = str(error).strip()
     except Exception:
-        text = "its message cannot be shown"
-    return f"{name}: {text}\n" if text else f"{name}\n"
+        message = "its message cannot be shown"
+    return f"{name}: {message}\n" if message else f"{name}\n"

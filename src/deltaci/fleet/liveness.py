@@ -26,7 +26,7 @@ from deltaci.core.worker import Worker
 from deltaci.engine.engine import Engine
 from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.engine.requests import Overloaded
-from deltaci.engine.waiters import Disconnected, OtherWorkers
+from deltaci.engine.waiters import EligibleWorkers, WaitForDisconnect
 from deltaci.fleet import health
 from deltaci.fleet.health import HealthLimits
 from deltaci.fleet.heartbeats import Heartbeats, WorkerKey
@@ -45,7 +45,10 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 class Fleet:
-    """One server's copy of all worker records. Runs the health checks, and lets claims wait for eligible workers."""
+    """One server's copy of the records of all workers that are not shut down.
+
+    Runs the health checks, and lets a claim wait until its worker may be given work.
+    """
 
     def __init__(self, store: Store, engine: Engine, limits: HealthLimits | None = None) -> None:
         self._store = store
@@ -57,7 +60,7 @@ class Fleet:
         self._ids_without_record: set[str] = set()
         self._silent: set[WorkerKey] = set()  # Workers that missed too many checks, whatever their state.
         self._eligible: dict[str, dict[str, tuple[str, ...]]] = {}  # By tenant and id: labels of workers for new work.
-        self._eligible_cache: dict[str, OtherWorkers] = {}
+        self._eligible_cache: dict[str, EligibleWorkers] = {}
         self._change_waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._stale_ids: dict[str, None] = {}
         self._has_stale = asyncio.Event()
@@ -192,7 +195,7 @@ class Fleet:
 
     # -- eligibility for work
 
-    def eligible_workers(self, tenant: str) -> OtherWorkers:
+    def eligible_workers(self, tenant: str) -> EligibleWorkers:
         """Return labels and ids, as two tuples, of the tenant's workers that accept work and are not silent.
 
         The engine gives a job back to the worker that lost it only if no other eligible worker fits. The result may
@@ -215,7 +218,7 @@ class Fleet:
         self._eligible_cache.pop(record.tenant, None)
 
     async def wait_until_eligible(
-        self, tenant: str, id: str, seconds: float, disconnected: Disconnected | None = None
+        self, tenant: str, id: str, seconds: float, wait_for_disconnect: WaitForDisconnect | None = None
     ) -> bool:
         """Wait until a worker may be given work. Return False on timeout, disconnection or server shutdown.
 
@@ -235,7 +238,7 @@ class Fleet:
                 if worker.is_over(record):
                     raise shut_down_refusal(record)
                 remaining = deadline - clock()
-                if remaining <= 0 or self._is_closing or not await self._wait(change, remaining, disconnected):
+                if remaining <= 0 or self._is_closing or not await self._wait(change, remaining, wait_for_disconnect):
                     return False
 
     def is_on_hold(self, tenant: str, id: str) -> bool:
@@ -243,11 +246,13 @@ class Fleet:
         record = self._cached(tenant, id)
         return record is not None and not worker.accepts_work(record)
 
-    async def wait_until_on_hold(self, tenant: str, id: str, disconnected: Disconnected | None = None) -> None:
+    async def wait_until_on_hold(
+        self, tenant: str, id: str, wait_for_disconnect: WaitForDisconnect | None = None
+    ) -> None:
         """Wait until a worker may no longer be given work, or has disconnected."""
         while not self.is_on_hold(tenant, id):
             with self._change_of(id) as change:
-                if not await self._wait(change, None, disconnected):
+                if not await self._wait(change, None, wait_for_disconnect):
                     return
 
     @contextmanager
@@ -263,9 +268,11 @@ class Fleet:
                 del self._change_waiters[id]
 
     @staticmethod
-    async def _wait(change: asyncio.Future[None], seconds: float | None, disconnected: Disconnected | None) -> bool:
+    async def _wait(
+        change: asyncio.Future[None], seconds: float | None, wait_for_disconnect: WaitForDisconnect | None
+    ) -> bool:
         """Wait until `change` is done. Return False if time runs out or the worker disconnects first."""
-        disconnection = asyncio.create_task(disconnected()) if disconnected is not None else None
+        disconnection = asyncio.create_task(wait_for_disconnect()) if wait_for_disconnect is not None else None
         futures: set[asyncio.Future[Any]] = {change} if disconnection is None else {change, disconnection}
         try:
             await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -60,10 +60,15 @@ class RepositoryApi:
         self._sleep: Callable[[float], Awaitable[None]] = sleep
         self.project = project
 
-    async def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[ForgeResponse, bytes]:
-        """Send a request for a path below the repository's URL in the API. Raises `NotAllowed` or `Unreachable`."""
+    async def request(
+        self, method: str, subpath: str, body: dict[str, Any] | None = None
+    ) -> tuple[ForgeResponse, bytes]:
+        """Send a request for a path below the repository's URL in the API, and return the response of any status.
+
+        Raise `NotAllowed` if it must not be sent, `Unreachable` if there is no response.
+        """
         return await self._client.send_and_read(
-            ForgeRequest(method, f"{self._repository_url}{path}", self._headers, body or {})
+            ForgeRequest(method, f"{self._repository_url}{subpath}", self._headers, body or {})
         )
 
     async def pause(self) -> None:

@@ -40,13 +40,13 @@ class _CreatedResource(msgspec.Struct, frozen=True):
 class ForgeHttpClient:
     """Sends requests to forges.
 
-    `allowed_hosts`, each with an optional `:port`, may have private addresses and need no TLS.
+    `trusted_hosts`, each with an optional `:port`, may have private addresses and need no TLS.
     """
 
     def __init__(
-        self, allowed_hosts: Collection[str] = (), *, timeout_seconds: float = REQUEST_SECONDS, verify: Any = True
+        self, trusted_hosts: Collection[str] = (), *, timeout_seconds: float = REQUEST_SECONDS, verify: Any = True
     ) -> None:
-        self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
+        self._trusted_hosts = frozenset(host.lower() for host in trusted_hosts)
         self._timeout_seconds = timeout_seconds
         self._http = httpx.AsyncClient(
             verify=verify,
@@ -63,13 +63,16 @@ class ForgeHttpClient:
         await self._http.aclose()
 
     async def send(self, request: ForgeRequest) -> ForgeResponse:
-        """Send a request and return the response. Raises `NotAllowed` or `Unreachable`."""
+        """Send a request and return the response of any status.
+
+        Raise `NotAllowed` if it must not be sent, `Unreachable` if there is no response.
+        """
         return (await self.send_and_read(request))[0]
 
     async def send_and_read(self, request: ForgeRequest) -> tuple[ForgeResponse, bytes]:
-        """Send a request and return the response with the first `MAX_RESPONSE_BYTES` of its body.
+        """Send a request and return the response of any status with the first `MAX_RESPONSE_BYTES` of its body.
 
-        Raises `NotAllowed` or `Unreachable`.
+        Raise `NotAllowed` if it must not be sent, `Unreachable` if there is no response.
         """
         try:
             async with asyncio.timeout(self._timeout_seconds):
@@ -109,8 +112,8 @@ class ForgeHttpClient:
         if url.scheme not in ("https", "http") or not host or url.userinfo:
             raise NotAllowed(f"{plain_line(str(url.copy_with(userinfo=b'')), MAX_EXCERPT)!r} is not a valid forge URL")
         port = url.port or (443 if url.scheme == "https" else 80)
-        is_allowed_host = host in self._allowed_hosts or f"{host}:{port}" in self._allowed_hosts
-        if url.scheme != "https" and not is_allowed_host:
+        is_trusted_host = host in self._trusted_hosts or f"{host}:{port}" in self._trusted_hosts
+        if url.scheme != "https" and not is_trusted_host:
             raise NotAllowed(
                 f"requests to {host} would be sent without TLS; use https, or let the server allow {host}:{port}"
             )
@@ -123,7 +126,7 @@ class ForgeHttpClient:
         ips = [str(address_info[4][0]) for address_info in address_infos]
         if not ips:
             raise Unreachable(f"{host} has no address")
-        if not is_allowed_host and not all(map(is_public, ips)):
+        if not is_trusted_host and not all(map(is_public, ips)):
             raise NotAllowed(f"{host} is in a private network; let the server allow {host}:{port} if that is intended")
         return ips[0]
 

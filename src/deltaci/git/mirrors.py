@@ -97,9 +97,9 @@ class Mirrors:
         An SSH key is in a file only until the context ends. Raises `Refused` for a URL that the policy does not allow,
         and a transient `GitFailed` if DNS fails.
         """
-        address = url_policy.parse_url(project.url, self.policy)
+        repository_url = url_policy.parse_url(project.url, self.policy)
         try:
-            resolved = await url_policy.resolve_host(address, self.policy)
+            resolved = await url_policy.resolve_host(repository_url, self.policy)
         except UnresolvedHostError as error:
             raise GitFailed(str(error), is_transient=True) from None
         credential = ""
@@ -107,14 +107,14 @@ class Mirrors:
             credential = await asyncio.to_thread(self._read_secret, project.tenant, project.name, project.credential)
         self.folder.mkdir(parents=True, exist_ok=True)
         remote = GitRemote(
-            url=address.url,
-            protocol=address.protocol,
-            protocols=(address.protocol,),
+            url=repository_url.url,
+            protocol=repository_url.protocol,
+            protocols=(repository_url.protocol,),
             resolved=resolved,
             credential=credential,
             known_hosts_file=str(self.folder / "known_hosts"),
         )
-        if address.protocol != SSH or not credential:
+        if repository_url.protocol != SSH or not credential:
             yield remote
             return
         fd, key_file = tempfile.mkstemp(prefix=".key-", dir=self.folder)

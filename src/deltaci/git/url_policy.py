@@ -44,7 +44,7 @@ class UrlPolicy(msgspec.Struct, frozen=True):
         return (HTTPS, SSH, *(protocol for protocol in (HTTP, FILE) if protocol in self.allowed))
 
 
-class Address(msgspec.Struct, frozen=True, kw_only=True):
+class RepositoryUrl(msgspec.Struct, frozen=True, kw_only=True):
     """A valid repository URL and its parts. `host` is empty for a local folder."""
 
     url: str
@@ -65,14 +65,14 @@ class UnresolvedHostError(Exception):
     """DNS returned no address for the host, or did not answer."""
 
 
-def parse_url(url: str, policy: UrlPolicy) -> Address:
+def parse_url(url: str, policy: UrlPolicy) -> RepositoryUrl:
     """Parse a repository URL. Raise `Refused` with the reason if it is invalid or not allowed. Uses no network."""
     if not 0 < len(url) <= MAX_URL_CHARS or not url.isprintable() or " " in url:
         raise _refused_url(url, f"it must have 1 to {MAX_URL_CHARS} printable characters without spaces")
     if url.startswith("/"):
         return _parse_local(f"file://{url}", url, policy)
     if (scp_url := _SCP_URL.fullmatch(url)) is not None and "://" not in url:
-        return Address(url=url, protocol=SSH, host=scp_url["host"].lower(), port=DEFAULT_PORTS[SSH])
+        return RepositoryUrl(url=url, protocol=SSH, host=scp_url["host"].lower(), port=DEFAULT_PORTS[SSH])
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -84,14 +84,14 @@ def parse_url(url: str, policy: UrlPolicy) -> Address:
     return _parse_remote(url, parts, port)
 
 
-def _parse_local(url: str, path: str, policy: UrlPolicy) -> Address:
+def _parse_local(url: str, path: str, policy: UrlPolicy) -> RepositoryUrl:
     _check_protocol(url, FILE, policy)
     if not path.startswith("/") or urlsplit(url).netloc or ".." in path.split("/"):
         raise _refused_url(url, "expected the absolute path of a folder, e.g. file:///srv/git/name.git")
-    return Address(url=f"file://{path}", protocol=FILE)
+    return RepositoryUrl(url=f"file://{path}", protocol=FILE)
 
 
-def _parse_remote(url: str, parts: SplitResult, port: int | None) -> Address:
+def _parse_remote(url: str, parts: SplitResult, port: int | None) -> RepositoryUrl:
     host = (parts.hostname or "").lower()
     if not _HOST.fullmatch(host):
         raise _refused_url(url, "its host is not a valid host name")
@@ -103,7 +103,7 @@ def _parse_remote(url: str, parts: SplitResult, port: int | None) -> Address:
         raise _refused_url(url, "its user is not a valid user name")
     if len(parts.path) < 2 or parts.path.startswith("/-") or parts.query or parts.fragment:
         raise _refused_url(url, "expected the path of a repository after the host, and nothing else")
-    return Address(url=url, protocol=parts.scheme, host=host, port=port or DEFAULT_PORTS[parts.scheme])
+    return RepositoryUrl(url=url, protocol=parts.scheme, host=host, port=port or DEFAULT_PORTS[parts.scheme])
 
 
 def _check_protocol(url: str, protocol: str, policy: UrlPolicy) -> None:
@@ -118,32 +118,32 @@ def _refused_url(url: str, reason: str) -> Refused:
     return Refused("bad_request", f"{url[:200]!r} is not a valid repository URL: {reason}")
 
 
-async def resolve_host(address: Address, policy: UrlPolicy) -> ResolvedHost | None:
-    """Return the IP addresses of an address's host, or None for a local folder.
+async def resolve_host(repository_url: RepositoryUrl, policy: UrlPolicy) -> ResolvedHost | None:
+    """Return the IP addresses of a repository URL's host, or None for a local folder.
 
     Raises `Refused` if one of them is private and the policy does not allow private hosts, and `UnresolvedHostError`.
     """
-    if not address.host:
+    if not repository_url.host:
         return None
-    ips = await _resolve_ips(address)
+    ips = await _resolve_ips(repository_url)
     if PRIVATE not in policy.allowed:
         for ip in ips:
             if not is_public(ip):
                 raise Refused(
                     "not_allowed",
-                    f"{address.host} resolves to {ip}, which is not a public address; nothing was sent there. "
+                    f"{repository_url.host} resolves to {ip}, which is not a public address; nothing was sent there. "
                     f"If it should be allowed, start the server with --allow-repositories {PRIVATE}",
                 )
-    return ResolvedHost(address.host, address.port, tuple(ips))
+    return ResolvedHost(repository_url.host, repository_url.port, tuple(ips))
 
 
-async def _resolve_ips(address: Address) -> list[str]:
+async def _resolve_ips(repository_url: RepositoryUrl) -> list[str]:
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(RESOLVE_SECONDS):
-            address_infos = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            address_infos = await loop.getaddrinfo(repository_url.host, repository_url.port, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError, UnicodeError) as error:
-        raise UnresolvedHostError(f"{address.host} cannot be resolved: {str(error) or 'no answer'}") from None
+        raise UnresolvedHostError(f"{repository_url.host} cannot be resolved: {str(error) or 'no answer'}") from None
     return list(dict.fromkeys(str(address_info[4][0]).partition("%")[0] for address_info in address_infos))
 
 

@@ -140,8 +140,11 @@ class Session:
         self._plans = list(plans)
         self._started: list[StartedRun] = []
 
-    async def keep_only_failed(self) -> None:
-        """Keep only the jobs that did not succeed the last time."""
+    async def select_failed_jobs(self) -> None:
+        """Plan only the jobs that did not succeed the last time.
+
+        Raise `Refused` if there was no earlier run, or every job succeeded.
+        """
         last_runs = read_last_runs(self._engine.folder).runs
         if not any(file in last_runs for file, _ in self._plans):
             raise Refused("wrong_state", "there is no earlier run here; run it without --failed first")

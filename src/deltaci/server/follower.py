@@ -70,7 +70,7 @@ class Follower:
             await asyncio.sleep(RETRY_SECONDS)
 
 
-def read_records(record_ids: Sequence[str]) -> Transaction[tuple[int, list[Record]]]:
+def read_time_and_records(record_ids: Sequence[str]) -> Transaction[tuple[int, list[Record]]]:
     """Return the store's time, and the records with these ids that exist. Writes nothing."""
     now, stored_records = yield Begin(tuple(record_ids))
     return now, [entry.record for entry in stored_records]

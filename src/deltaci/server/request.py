@@ -136,7 +136,7 @@ class Request:
             )
         return declared_hash
 
-    async def disconnected(self) -> None:
+    async def wait_for_disconnect(self) -> None:
         """Wait until the client has closed the connection. Call it only after the body was read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass

@@ -68,11 +68,11 @@ class CommandClient:
         return random.random() < self._probabilities.get(behaviour, 0.0)
 
     async def submit(
-        self, action: str, command: Command, random: Random, conflicting_command: Command | None = None
+        self, action: str, command: Command, random: Random, command_with_reused_id: Command | None = None
     ) -> bool:
         """Send a command and check the response. Return whether it was accepted.
 
-        Sometimes the command is sent once more, and sometimes `conflicting_command` is sent under the same request id;
+        Sometimes the command is sent once more, and sometimes `command_with_reused_id`, which has the same request id;
         these responses are checked too.
         """
         response, was_applied = await self._send_command(command, random, is_first=True)
@@ -90,8 +90,8 @@ class CommandClient:
                 self._run_check(
                     self._acknowledgements.reject_refused_repetition, action, command.id, command.request_id
                 )
-        if conflicting_command is not None and self.happens("reuse", random):
-            response, was_applied = await self._send_command(conflicting_command, random)
+        if command_with_reused_id is not None and self.happens("reuse", random):
+            response, was_applied = await self._send_command(command_with_reused_id, random)
             if not isinstance(response, Refused) and was_applied:
                 self._run_check(self._acknowledgements.reject_reused_id, action, command.id, command.request_id)
         return is_accepted
@@ -173,7 +173,10 @@ class CommandClient:
     def check_denied_claim(
         self, attempt_id: str, worker_id: str, other_workers: Mapping[str, frozenset[str]], now: int
     ) -> None:
-        """Report a violation if a free worker was refused an attempt that no other worker could take."""
+        """Report a violation if a free worker was refused an attempt that no other worker could take.
+
+        `other_workers` has the labels of the others by worker id.
+        """
         self._run_check(self._acknowledgements.check_denied_claim, attempt_id, worker_id, other_workers, now)
 
     def wall_time(self) -> int:

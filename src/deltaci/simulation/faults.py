@@ -148,12 +148,12 @@ class FaultInjector:
             return lambda: setattr(network, "delay_seconds", 0.0)
         sets_by_kind = {"cut requests": (network.cut_requests,), "cut answers": (network.cut_responses,)}
         cut_sets = sets_by_kind.get(fault.kind, (network.cut_requests, network.cut_responses))
-        for names in cut_sets:
-            names.add(runner.name)
+        for cut_set in cut_sets:
+            cut_set.add(runner.name)
 
         def undo() -> None:
-            for names in cut_sets:
-                names.discard(runner.name)
+            for cut_set in cut_sets:
+                cut_set.discard(runner.name)
 
         return undo
 

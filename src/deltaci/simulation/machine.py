@@ -75,7 +75,9 @@ class SimMachine(Runtime):
         self.leases: dict[str, tuple[str, int]] = {}  # The lease of each cell, by marker.
         self.cells_by_fifo: dict[str, SimCell] = {}  # Cells that are bound to a lease, by the path of their FIFO.
         self.lease_ids: dict[str, None] = {}  # All leases that this machine held, in order.
-        self.sent_requests: deque[SimRequest] = deque(maxlen=MAX_SENT_REQUESTS)  # Recent messages, for forging others.
+        self.recent_requests: deque[SimRequest] = deque(
+            maxlen=MAX_SENT_REQUESTS
+        )  # Recent messages, for forging others.
 
     def clock(self) -> float:
         """Return the machine's monotonic time: it never jumps, but may run slightly fast or slow."""
@@ -103,7 +105,7 @@ class SimMachine(Runtime):
     def send_request(self, request: SimRequest, timeout: float) -> asyncio.Future[tuple[int, bytes]]:
         """Send a request to a random server."""
         if request.path.endswith("/messages"):
-            self.sent_requests.append(request)
+            self.recent_requests.append(request)
         return self._network.send(self._random.choice(self._servers), request, timeout)
 
     def executors(self) -> Executors:
@@ -167,25 +169,25 @@ class SimClient(RunnerClient):
             sent_headers.update(headers)
         content = body if isinstance(body, bytes) else b"".join(body)
         machine = self._machine
-        pending = machine.send_request(
+        open_request = machine.send_request(
             SimRequest(machine.name, method, self._root + path, sent_headers, content), timeout
         )
-        self._open_requests[pending] = None
+        self._open_requests[open_request] = None
         try:
-            status, response = machine.loop.wait(pending)
+            status, response = machine.loop.wait(open_request)
         except NoResponse as error:
             raise Unreachable(str(error)) from error
         finally:
-            del self._open_requests[pending]
-            del pending  # Break the reference cycle: its exception may refer to this frame.
+            del self._open_requests[open_request]
+            del open_request  # Break the reference cycle: its exception may refer to this frame.
         return self._check_status(status, response)
 
     def abort(self) -> None:
         """Fail all open requests, and every later one."""
         self._is_aborted = True
-        for pending in list(self._open_requests):
-            if not pending.done():
-                fail_quietly(pending, NoResponse("connection closed"))
+        for open_request in list(self._open_requests):
+            if not open_request.done():
+                fail_quietly(open_request, NoResponse("connection closed"))
 
 
 # -- pretended jobs

@@ -234,10 +234,10 @@ class People:
             ):
                 wrong_rev = tracked_run.rev - 1
             cancel = run.Cancel(**common_fields, reason="RUN_CANCELED", expected_rev=wrong_rev)
-            conflicting_cancel = run.Cancel(**common_fields, reason="ANOTHER")
+            cancel_with_reused_id = run.Cancel(**common_fields, reason="ANOTHER")
             action_random = Random(f"{self._scenario.seed} {id} cancel {request_tag}{index}")
             self._client.spawn_later(
-                wait_seconds, partial(self._client.submit, "cancel", cancel, action_random, conflicting_cancel)
+                wait_seconds, partial(self._client.submit, "cancel", cancel, action_random, cancel_with_reused_id)
             )
 
     # -- reactions to events
@@ -396,9 +396,9 @@ class People:
         common_fields: dict[str, Any] = {"id": id, "request_id": f"{id} hold {event.rev}"}
         if self._client.happens("drain", random):
             drain = worker.Drain(**common_fields, actor="user:u", reason="new disk")
-            conflicting_drain = worker.Drain(**common_fields, actor="user:u", reason="ANOTHER")
+            drain_with_reused_id = worker.Drain(**common_fields, actor="user:u", reason="ANOTHER")
             self._client.spawn_later(
-                60 * random.random(), partial(self._client.submit, "drain", drain, random, conflicting_drain)
+                60 * random.random(), partial(self._client.submit, "drain", drain, random, drain_with_reused_id)
             )
         elif random.random() < 0.2 and self._client.happens("distrust", random):
             quarantine = worker.Quarantine(**common_fields, reason="slow disk")

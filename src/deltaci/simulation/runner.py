@@ -97,8 +97,8 @@ class SimRunner:
         if random.random() < 0.5:
             self._forge_success(random)
             return
-        requests = [request for machine in (self.machine, *others) for request in machine.sent_requests]
-        own_requests = [request for request in self.machine.sent_requests if request.headers]
+        requests = [request for machine in (self.machine, *others) for request in machine.recent_requests]
+        own_requests = [request for request in self.machine.recent_requests if request.headers]
         if not requests or not own_requests:
             return
         original = random.choice(requests)
@@ -114,7 +114,7 @@ class SimRunner:
 
     def _forge_success(self, random: Random) -> None:
         """Claim that an attempt under a recent lease of this machine succeeded."""
-        own_requests = [request for request in self.machine.sent_requests if request.headers]
+        own_requests = [request for request in self.machine.recent_requests if request.headers]
         if not own_requests or not self.machine.lease_ids:
             return
         lease_id = random.choice(list(self.machine.lease_ids)[-MAX_FORGED_LEASES:])

@@ -17,7 +17,7 @@ from deltaci.server.follower import Follower
 from deltaci.server.runner_api.app import RunnerApp
 from deltaci.server.runner_api.control_channel import ControlHub
 from deltaci.server.runner_api.job_data import JobDataHandlers
-from deltaci.server.runner_api.lease_ids import LeaseIds
+from deltaci.server.runner_api.lease_ids import LeaseIdMinter
 from deltaci.server.runner_api.message_handlers import MessageHandlers
 from deltaci.server.runner_api.registration import RunnerRegistry
 from deltaci.server.secrets import Secrets
@@ -117,12 +117,12 @@ class SimServer:
 
     async def _serve(self, store: ServerConnection) -> None:
         """Build the real server over the simulated database, and run its timers until the process is killed."""
-        lease_ids = LeaseIds(KEY)
+        lease_id_minter = LeaseIdMinter(KEY)
         signer = Signer(KEY, self._wall_clock)
-        self.engine = Engine(store, lease_ids.mint, MonotonicClock(lambda: round(self._loop.now * 1e9)))
+        self.engine = Engine(store, lease_id_minter.mint, MonotonicClock(lambda: round(self._loop.now * 1e9)))
         await self.engine.start()
         protocol = MessageHandlers(store, self.engine, self.ttl_seconds)
-        control = ControlHub(store, lease_ids)
+        control = ControlHub(store, lease_id_minter)
         follower = Follower(store)
         follower.subscribe(control.on_events)
         await follower.start()

@@ -41,7 +41,7 @@ def scan_sql(mark: str, other_count: int) -> str:
 
     `mark` is the character before the number of a query parameter: `$` or `?`.
     """
-    probes = [PROBE.format(m=mark, n=7 + index) for index in range(other_count)]
+    probes = [PROBE.format(m=mark, n=7 + probe_number) for probe_number in range(other_count)]
     return SCAN.format(" AND ".join(probes) or "true", m=mark)
 
 

@@ -358,12 +358,12 @@ class MemoryStore:
             self._lists.apply(change)
         for id in old_ids:
             self._replace(id, None, None)
-        count = 0
-        while count < min(limit, len(self._events)) and self._events[count].at < events_before:
-            count += 1
-        del self._events[:count]
-        self._pruned += count
-        return len(old_ids) + count
+        event_count = 0
+        while event_count < min(limit, len(self._events)) and self._events[event_count].at < events_before:
+            event_count += 1
+        del self._events[:event_count]
+        self._pruned += event_count
+        return len(old_ids) + event_count
 
 
 def _row(put: Put) -> _Row:

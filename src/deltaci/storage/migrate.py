@@ -29,7 +29,7 @@ class Migration(msgspec.Struct, frozen=True):
 
 
 class SchemaError(Exception):
-    """Raised if the database schema does not match this program."""
+    """A migration was applied with other content, or this program's migrations are not numbered 1, 2, 3 …"""
 
 
 def migrations(dialect: str) -> list[Migration]:
@@ -49,13 +49,15 @@ def migrations(dialect: str) -> list[Migration]:
     return migrations_in_order
 
 
-def pending_migrations(migrations_of_program: list[Migration], applied: Iterable[tuple[int, str]]) -> list[Migration]:
+def pending_migrations(
+    migrations_of_program: list[Migration], applied_migrations: Iterable[tuple[int, str]]
+) -> list[Migration]:
     """Return the migrations that were not applied yet. Raises `SchemaError` if an applied one had other content.
 
     Applied migrations that this program does not know are fine: migrations only ever add to the schema, so that an
     older server can run beside a newer one.
     """
-    checksums = dict(applied)
+    checksums = dict(applied_migrations)
     for migration in migrations_of_program:
         checksum = checksums.get(migration.number)
         if checksum is not None and checksum != migration.checksum:

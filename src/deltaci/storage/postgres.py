@@ -176,8 +176,10 @@ class PostgresStore(SqlStore):
                 await connection.execute(
                     "CREATE TABLE IF NOT EXISTS migrations (number integer PRIMARY KEY, checksum text NOT NULL)"
                 )
-                applied = await connection.fetch("SELECT number, checksum FROM migrations")
-                for migration in pending_migrations(migrations("postgres"), [(row[0], row[1]) for row in applied]):
+                applied_migrations = await connection.fetch("SELECT number, checksum FROM migrations")
+                for migration in pending_migrations(
+                    migrations("postgres"), [(row[0], row[1]) for row in applied_migrations]
+                ):
                     await connection.execute(migration.text)
                     await connection.execute(
                         "INSERT INTO migrations VALUES ($1, $2)", migration.number, migration.checksum

@@ -120,15 +120,15 @@ async def write_batch(connection: Any, write: Write) -> int:
     finished_rows = [
         (put.record.id, put.version, encode(put.record)) for put in puts if put.version and put.is_terminal
     ]
-    finished_at_once = [put.record for put in puts if put.version == 0 and put.is_terminal]
-    if finished_at_once:
+    new_finished_records = [put.record for put in puts if put.version == 0 and put.is_terminal]
+    if new_finished_records:
         finished_values = [
             (record.id, KIND_OF[type(record)], record.run_id, record.updated_at, encode(record))
-            for record in finished_at_once
+            for record in new_finished_records
         ]
         status: str = await connection.execute(_INSERT_FINISHED, *zip(*finished_values, strict=True))
         if int(status.rpartition(" ")[2]) != len(finished_values):
-            raise Conflict(tuple(record.id for record in finished_at_once))
+            raise Conflict(tuple(record.id for record in new_finished_records))
     chunk = pack_events(write.events) if write.events else _NO_CHUNK
     ended_at = max((put.record.updated_at for put in puts), default=0)
     try:
@@ -142,7 +142,7 @@ async def write_batch(connection: Any, write: Write) -> int:
             chunk.at,
             chunk.body,
             list(chunk.scopes),
-            len(puts) - len(finished_at_once),
+            len(puts) - len(new_finished_records),
             *_list_columns(write.list_changes),
             group_names,
         )

@@ -73,8 +73,8 @@ class LogReader:
 
     def __init__(self, fetch: Callable[..., Awaitable[Sequence[Any]]], marks: Sequence[str]) -> None:
         self._fetch = fetch
-        self._all_sql = CHUNKS.format(*marks)
-        self._scope_sql = CHUNKS_OF_SCOPE.format(*marks)
+        self._chunks_sql = CHUNKS.format(*marks)
+        self._scope_chunks_sql = CHUNKS_OF_SCOPE.format(*marks)
 
     async def events(
         self, after: int, limit: int, entity_id: str, run_id: str, find: Callable[[str], Awaitable[Record | None]]
@@ -99,9 +99,9 @@ class LogReader:
         last_seq = after
         while len(events) < limit:
             rows = await (
-                self._fetch(self._scope_sql, scope, last_seq, PAGE)
+                self._fetch(self._scope_chunks_sql, scope, last_seq, PAGE)
                 if scope
-                else self._fetch(self._all_sql, last_seq, PAGE)
+                else self._fetch(self._chunks_sql, last_seq, PAGE)
             )
             events += select_events(
                 ((row[0], row[1], row[2]) for row in rows), after, limit - len(events), entity_id, run_id

@@ -149,8 +149,8 @@ class SqliteStore(SqlStore):
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, checksum TEXT NOT NULL)"
             )
-            applied = connection.execute("SELECT number, checksum FROM migrations").fetchall()
-            for migration in pending_migrations(migrations("sqlite"), applied):
+            applied_migrations = connection.execute("SELECT number, checksum FROM migrations").fetchall()
+            for migration in pending_migrations(migrations("sqlite"), applied_migrations):
                 for statement in migration.text.split(";"):
                     connection.execute(statement)
                 connection.execute("INSERT INTO migrations VALUES (?, ?)", (migration.number, migration.checksum))

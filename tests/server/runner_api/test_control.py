@@ -18,12 +18,12 @@ from deltaci.core.instants import SECOND, from_datetime
 from deltaci.protocol.messages import CancelRequested, ControlRequest
 from deltaci.server import follower
 from deltaci.server.runner_api.control_channel import ControlHub
-from deltaci.server.runner_api.lease_ids import LeaseIds
+from deltaci.server.runner_api.lease_ids import LeaseIdMinter
 from deltaci.storage.port import Unavailable
 from tests.contract.backends import Backend, Wrapped, on_loop
 from tests.contract.test_runs import planned
 from tests.server.runner_api.test_messages import BOTH, SPEC, Make, cancel, of_queue
-from tests.server.site import KEY, LEASE_IDS, OpenSite, RegisteredRunner, open_site
+from tests.server.site import KEY, LEASE_ID_MINTER, OpenSite, RegisteredRunner, open_site
 from tests.support.lab import task
 
 NOBODY_SECONDS = 0.05
@@ -247,12 +247,12 @@ async def test_a_cancel_at_one_server_reaches_a_poll_at_another(
 
 def test_a_lease_id_is_computed_only_from_the_key_and_the_salt() -> None:
     """A number that is used again after a restored backup must not make an old lease valid again."""
-    ours, theirs = LeaseIds(KEY), LeaseIds(b"x" * 32)
+    ours, theirs = LeaseIdMinter(KEY), LeaseIdMinter(b"x" * 32)
 
     made = {mint("a", number, salt) for mint in (ours.mint, theirs.mint) for number in (1, 2) for salt in ("s", "t")}
 
     assert len(made) == 8
-    assert ours.mint("a", 1, "s") == LeaseIds(KEY).mint("a", 1, "s")
+    assert ours.mint("a", 1, "s") == LeaseIdMinter(KEY).mint("a", 1, "s")
     assert min(map(len, made)) >= ids.MIN_SECRET_CHARS
 
 
@@ -269,7 +269,7 @@ async def test_a_lease_created_with_another_key_gets_its_cancel_by_heartbeat(sit
 
         assert record.lease is not None
         assert record.lease.salt == ""
-        assert LEASE_IDS.live_lease_id(record) == ""
+        assert LEASE_ID_MINTER.live_lease_id(record) == ""
         # But who names it is told all the same: the record knows its fingerprint.
         assert [each.reason for each in await runner.control(claimed.lease_id)] == ["ENOUGH"]
 
@@ -279,15 +279,15 @@ async def test_the_id_of_every_live_lease_can_be_computed(site: OpenSite) -> Non
     """Also that of an attempt's second lease, but none of an ended lease."""
     async with site() as here:
         lease = await of_queue(here)
-        assert LEASE_IDS.live_lease_id(await here.server.find("q1", Attempt)) == lease.id
+        assert LEASE_ID_MINTER.live_lease_id(await here.server.find("q1", Attempt)) == lease.id
 
         here.backend.after(121)
         await here.server.tick()
-        assert LEASE_IDS.live_lease_id(await here.server.find("q1", Attempt)) == ""
+        assert LEASE_ID_MINTER.live_lease_id(await here.server.find("q1", Attempt)) == ""
         again = await lease.runner.take()
 
         assert again.id != lease.id
-        assert LEASE_IDS.live_lease_id(await here.server.find("q1", Attempt)) == again.id
+        assert LEASE_ID_MINTER.live_lease_id(await here.server.find("q1", Attempt)) == again.id
 
 
 @on_loop

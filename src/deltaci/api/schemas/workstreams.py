@@ -92,7 +92,7 @@ class WorkstreamSummary(ResponseSchema, frozen=True, kw_only=True):
 
 
 class TaskCommits(ResponseSchema, frozen=True, kw_only=True):
-    """The commits that a task added to the branch of its workstream."""
+    """The range of commits that a task added to the branch of its workstream, and the tip of the branch after them."""
 
     schema_name: ClassVar[str] = "Added"
 

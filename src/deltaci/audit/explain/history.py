@@ -283,7 +283,10 @@ def _job_execution_failed(context: ExplainContext, event: Event) -> CodedText:
 
 
 def _flaky_tests(context: ExplainContext, event: Event, index: int) -> str:
-    """Return a sentence on the failed tests that are known to be flaky, or an empty string."""
+    """Return a sentence, after a space, on the failed tests of this attempt that are known to be flaky.
+
+    Empty if there are none.
+    """
     job, attempt = context.jobs.get(event.entity_id), context.attempts.get(ids.attempt_id(event.entity_id, index))
     if job is None or attempt is None:
         return ""

@@ -225,7 +225,10 @@ def root_clause(context: ExplainContext, job: Job) -> Clause:
 
 
 def running_clause(context: ExplainContext, attempt: Attempt) -> Clause:
-    """Return the clause that says on which worker the attempt runs, since when, and its time limit."""
+    """Return the clause that says on which worker the attempt runs, since when, and its time limit.
+
+    For an attempt that has not begun to run: on which worker it is being started.
+    """
     on_worker = f" on worker {one_line(attempt.lease.worker_id)}" if attempt.lease is not None else ""
     text = f"is being started{on_worker}"
     if attempt.started_at:

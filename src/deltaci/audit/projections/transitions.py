@@ -78,19 +78,19 @@ class TransitionsExporter:
 
     def __init__(self, state: ExporterState | None = None) -> None:
         state = state if state is not None else ExporterState()
-        self._last_at = state.last_at
+        self._latest_event_at = state.last_at
         self._live_entities = state.live
         self._has_workers = state.has_workers
 
     @property
     def state(self) -> ExporterState:
         """The current state of the exporter, not a copy: encode it before exporting the next event."""
-        return ExporterState(self._last_at, self._live_entities, self._has_workers)
+        return ExporterState(self._latest_event_at, self._live_entities, self._has_workers)
 
     def export(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
         """Yield the transitions for these events, which must follow those of the previous call in the log."""
         for event in events:
-            self._last_at = max(self._last_at, event.at)
+            self._latest_event_at = max(self._latest_event_at, event.at)
             if event.entity in _VIEWS:
                 yield from self._export(event)
 
@@ -106,7 +106,7 @@ class TransitionsExporter:
             # The document has no such transition, so the new capabilities are added to the worker's next one.
             entity.properties.update({key: event.metadata[key] for key in _WORKER_KEYS if key in event.metadata})
         if event.to == core_job.RUNNING and not entity.started_at:
-            entity.started_at = self._last_at
+            entity.started_at = self._latest_event_at
         if steps and old_state is not None:
             yield self._transition(event, entity, old_state, steps[-1].target)
         entity.has_ended = event.to in _TERMINAL[event.entity]
@@ -163,11 +163,11 @@ class TransitionsExporter:
             metadata.update({key: event.metadata[key] for key in _WORKER_KEYS if key in event.metadata})
             entity.properties = {}
         if event.to in (core_job.TERMINAL | set(core_run.OVER)) and entity.started_at:
-            metadata["duration_seconds"] = (self._last_at - entity.started_at) / SECOND
+            metadata["duration_seconds"] = (self._latest_event_at - entity.started_at) / SECOND
         if takeover := _takeover(event, trigger, metadata):
             metadata["takeover"] = takeover
         return {
-            "timestamp": rfc3339(self._last_at),
+            "timestamp": rfc3339(self._latest_event_at),
             "event_type": _TYPES[event.entity],
             "severity": event.severity,
             "entity_id": event.entity_id,

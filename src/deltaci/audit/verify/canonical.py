@@ -339,8 +339,9 @@ class CanonicalVerifier:
         return tuple(new_states), problems
 
     def _apply_event(self, entity: TrackedEntity, event: EntityEventLine) -> None:
-        """Change the tracked entity to the event's state, and drop it if it has ended.
+        """Change the tracked entity to the event's state.
 
+        A worker, or an attempt without a job, is dropped at its end; a run with its jobs when all have ended.
         An illegal state is taken over as well, so that one mistake is reported once.
         """
         old_state = entity.state

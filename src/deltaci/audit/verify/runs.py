@@ -163,7 +163,10 @@ def check_failed(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine,
 
 
 def check_timed_out(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    """Report a run that times out before its timeout, for which the time of waiting for approval does not count."""
+    """Report a run that times out while it waits for approval, or before its timeout.
+
+    For the timeout the time of waiting for approval does not count.
+    """
     if event.from_ == core_run.WAITING_APPROVAL and run.waiting_since is not None:
         verifier.flag("MOD-11", f"run {run.id} times out while it waits for approval", "its approval expires instead")
     due = run.started_at + run.timeout + run.waited

@@ -147,7 +147,7 @@ class TrackedWorker(TrackedEntity):
 
     `ended_attempts` has the attempts whose leases ended in the current transaction, with True if the worker's
     infrastructure caused that, False if not, None if unknown. `infra_failures` counts such failures in a row; the
-    attempts in `excused_attempts` were held at the time of a counted failure and do not count again.
+    attempts in `already_counted_attempts` were held at the time of a counted failure and do not count again.
     """
 
     kind: ClassVar[str] = "worker"
@@ -159,5 +159,5 @@ class TrackedWorker(TrackedEntity):
     is_leaving: bool = False
     hold: str = ""
     infra_failures: int = 0
-    excused_attempts: set[str] = field(default_factory=set)
+    already_counted_attempts: set[str] = field(default_factory=set)
     is_quarantine_due: bool = False

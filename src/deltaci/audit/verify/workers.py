@@ -41,9 +41,10 @@ def check_registered(
 
 
 def check_busy(verifier: CanonicalVerifier, worker: TrackedWorker, event: EventLine, metadata: WorkerMetadata) -> None:
-    """Report a busy worker that is assigned an attempt without a lease.
+    """Report an event of a busy worker that breaks a rule.
 
-    Report also a second request to shut down, and one without a reason.
+    The rules: it is only assigned attempts that it has leased, and released only from leases that have ended; its
+    counts of tasks and failures are right; it is asked to shut down only once, with a reason.
     """
     if event.trigger == "shutdown_requested":
         if worker.is_leaving or not metadata.reason:
@@ -98,14 +99,17 @@ def _check_failure_count(
     the maximum, the worker must be quarantined in the same transaction.
     """
     id, count_before = metadata.attempt_id or "", worker.infra_failures
-    if is_infra_failure and id not in worker.excused_attempts:
-        worker.infra_failures, worker.excused_attempts = count_before + 1, {*worker.attempt_ids, *worker.ended_attempts}
+    if is_infra_failure and id not in worker.already_counted_attempts:
+        worker.infra_failures, worker.already_counted_attempts = (
+            count_before + 1,
+            {*worker.attempt_ids, *worker.ended_attempts},
+        )
         worker.is_quarantine_due = (
             worker.infra_failures >= core_worker.MAX_INFRA_FAILURES and not worker.hold and not worker.is_leaving
         )
     elif is_infra_failure is False:
         worker.infra_failures = 0
-    worker.excused_attempts.discard(id)
+    worker.already_counted_attempts.discard(id)
     if metadata.infra_failures != (worker.infra_failures if worker.infra_failures != count_before else None):
         verifier.flag(
             "WST-KH4",
@@ -136,7 +140,7 @@ def check_hold(verifier: CanonicalVerifier, worker: TrackedWorker, event: EventL
     if event.trigger in STATELESS and metadata.hold is not None:
         worker.hold, worker.is_quarantine_due = metadata.hold, False
         if not worker.hold:
-            worker.infra_failures, worker.excused_attempts = 0, set()
+            worker.infra_failures, worker.already_counted_attempts = 0, set()
 
 
 def _is_hold_allowed(worker: TrackedWorker, metadata: WorkerMetadata) -> bool:

@@ -160,7 +160,7 @@ async def _run(asked: _RunOptions) -> tuple[list[Outcome], bool]:
             loop.add_signal_handler(each, _on_signal, stopped)
         session = Session(local_engine, asked.local_plans, plans)
         if asked.is_failed_only:
-            await session.keep_only_failed()
+            await session.select_failed_jobs()
         session.set_secrets(asked.secrets)
         with _screen(asked) as screen:
             screen.expect(session.job_names)

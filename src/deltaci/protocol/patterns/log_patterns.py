@@ -196,7 +196,7 @@ class _Parser:
 
 def _repetition_range(count_match: re.Match[str]) -> tuple[int, int]:
     """Return the lower and upper bound of `{n,m}`. Return 1 and 0, which is no valid range, if both are missing."""
-    min_count, comma, max_count = count_match.groups()
-    if not min_count and not max_count:
+    min_text, comma, max_text = count_match.groups()
+    if not min_text and not max_text:
         return 1, 0
-    return int(min_count or 0), int(max_count) if max_count else MAX_LINE_CHARS if comma else int(min_count)
+    return int(min_text or 0), int(max_text) if max_text else MAX_LINE_CHARS if comma else int(min_text)

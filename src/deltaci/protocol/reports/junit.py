@@ -277,15 +277,15 @@ def _parse_reports(
     """Return the tests of all reports, in order; handle malformed reports like `read`."""
     cases: list[_ParsedCase] = []
     for file, data in reports:
-        reader = _Reader(file, has_output=has_output)
+        report_reader = _Reader(file, has_output=has_output)
         try:
-            reader.read(data)
+            report_reader.read(data)
         except Refused as refused:
             if on_error is None:
                 raise
             on_error(refused)
             continue
-        cases.extend(reader.cases.values())
+        cases.extend(report_reader.cases.values())
         if len(cases) > MAX_TESTS:
             raise Refused("too_large", f"the test report {file} is one too many: more than {MAX_TESTS} tests")
     return cases

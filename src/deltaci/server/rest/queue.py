@@ -82,10 +82,12 @@ async def _read_snapshot(call: Call) -> Snapshot:
     tenant, store = call.caller.tenant, call.app.store
     needs_all = call.query.part == "all"
     ready_attempts = await store.queued_attempts(tenant, MAX_QUEUED, MAX_QUEUES) if needs_all else []
-    counts: dict[str, int] = {}
+    ready_counts: dict[str, int] = {}
     for attempt in ready_attempts:
-        counts[attempt.queue_key] = counts.get(attempt.queue_key, 0) + 1
-    is_complete = len(counts) < MAX_QUEUES and all(count < MAX_QUEUED for count in counts.values())
+        ready_counts[attempt.queue_key] = ready_counts.get(attempt.queue_key, 0) + 1
+    is_complete = len(ready_counts) < MAX_QUEUES and all(
+        ready_count < MAX_QUEUED for ready_count in ready_counts.values()
+    )
     workers = await get_workers(call)
     open_runs: list[Run] = []
     for status in _OPEN if needs_all else ():

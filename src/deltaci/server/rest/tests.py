@@ -68,7 +68,10 @@ class ListedTest(NamedTuple):
 
 
 async def read_tests(call: Call) -> RunTests:
-    """Return a page of tests, with the totals of all jobs."""
+    """Return a page of a run's tests that match the query, with the totals of each job and the earlier runs.
+
+    If the query names a job, totals and tests are only those of this job.
+    """
     query: RunTestQuery = call.query
     start = _decode_offset(query.cursor)
     run, jobs, attempts = await get_run_records(call)

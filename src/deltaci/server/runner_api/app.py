@@ -182,7 +182,7 @@ class RunnerApp:
     async def _handle_lease(self, runner: Runner, request: Request) -> LeaseResponse:
         lease_request = _decode_lease(await request.body(wire.MAX_MESSAGE_BYTES))
         with self._connected(runner):
-            granted_leases = await self._message_handlers.lease(runner, lease_request, request.disconnected)
+            granted_leases = await self._message_handlers.lease(runner, lease_request, request.wait_for_disconnect)
         if not lease_request.attempts:
             return LeaseResponse(granted_leases)
         return LeaseResponse(granted_leases, await self._message_handlers.unclaimable(runner, lease_request.attempts))
@@ -203,7 +203,7 @@ class RunnerApp:
 
     async def _wait_for_cancels(self, runner: Runner, request: Request) -> list[wire.CancelRequested]:
         control_request = _decode_control(await request.body(wire.MAX_MESSAGE_BYTES))
-        disconnected = asyncio.create_task(request.disconnected())
+        disconnected = asyncio.create_task(request.wait_for_disconnect())
         try:
             with self._connected(runner):
                 return await self._control.wait(runner, control_request, disconnected)

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from deltaci.core import attempt, ids, lease
@@ -21,8 +22,8 @@ from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.machine import Record
 from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.protocol.messages import CancelRequested, ControlRequest
-from deltaci.server.follower import read_records
-from deltaci.server.runner_api.lease_ids import LeaseIds
+from deltaci.server.follower import read_time_and_records
+from deltaci.server.runner_api.lease_ids import LeaseIdMinter
 from deltaci.server.runner_api.message_handlers import Runner
 from deltaci.storage.port import Conflict, Store, Unavailable
 
@@ -51,9 +52,9 @@ class _LongPoll:
 class ControlHub:
     """Sends a cancel request to the runner of each attempt that must stop after an event of the log."""
 
-    def __init__(self, store: Store, lease_ids: LeaseIds) -> None:
+    def __init__(self, store: Store, lease_id_minter: LeaseIdMinter) -> None:
         self._store = store
-        self._lease_ids = lease_ids
+        self._lease_id_minter = lease_id_minter
         self._listeners: list[CancelListener] = [self._send_to_polls]
         self._polls: dict[tuple[str, str], set[_LongPoll]] = {}
         self._pending: dict[str, None] = {}
@@ -129,7 +130,7 @@ class ControlHub:
                 continue
         if not lease_ids:
             return []
-        now, records = await self._store.transact(lambda: read_records(list(lease_ids)))
+        now, records = await self._store.transact(lambda: read_time_and_records(list(lease_ids)))
         cancels: list[CancelRequested] = []
         for record in records:
             if not isinstance(record, Attempt) or record.tenant != tenant or record.lease is None:
@@ -148,7 +149,7 @@ class ControlHub:
             if not self._pending:
                 self._has_pending.clear()
             try:
-                now, records = await self._store.transact(lambda attempt_ids=attempt_ids: read_records(attempt_ids))  # type: ignore[misc]
+                now, records = await self._store.transact(partial(read_time_and_records, attempt_ids))
             except (Unavailable, Conflict) as error:
                 LOGGER.warning(
                     "cannot send %d cancel requests, heartbeats will deliver them: %s", len(attempt_ids), error
@@ -161,7 +162,7 @@ class ControlHub:
         """If the attempt must stop, send a cancel request to the lease's holder, provided the lease id is known."""
         if not isinstance(record, Attempt) or record.lease is None:
             return
-        lease_id = self._lease_ids.live_lease_id(record)
+        lease_id = self._lease_id_minter.live_lease_id(record)
         for message in _cancel_requests(record, lease_id, now) if lease_id else ():
             for listener in self._listeners:
                 listener(record.tenant, record.lease.worker_id, message)

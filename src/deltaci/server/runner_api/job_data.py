@@ -165,10 +165,12 @@ class JobDataHandlers:
     async def _decrypt_secrets(self, attempt: Attempt) -> dict[str, str]:
         """Return the secrets that the job names. Raises `Refused` if its run is not trusted."""
         spec = job_spec(attempt)
-        origin = await self._message_handlers.run_origin(attempt)
-        if spec.cache_scope or is_from_fork(origin):
+        run_origin = await self._message_handlers.run_origin(attempt)
+        if spec.cache_scope or is_from_fork(run_origin):
             raise Refused("untrusted", "a run that is not trusted gets no secrets; run the job from a trusted source")
-        return await self._disk.run(lambda: self._secrets.decrypt(attempt.tenant, spec.secrets, job_scope_of(origin)))
+        return await self._disk.run(
+            lambda: self._secrets.decrypt(attempt.tenant, spec.secrets, job_scope_of(run_origin))
+        )
 
     # -- artifacts
 

@@ -12,7 +12,7 @@ from deltaci.core import ids, lease
 from deltaci.core.attempt import Attempt
 
 
-class LeaseIds:
+class LeaseIdMinter:
     """Creates lease ids and computes those again that were created with the same key."""
 
     def __init__(self, server_key: bytes) -> None:

@@ -30,7 +30,7 @@ from deltaci.core.timers import ready_at
 from deltaci.core.worker import LEFT, Shutdown, Worker, is_over
 from deltaci.engine.engine import Claim, ClaimedAttempt, Engine
 from deltaci.engine.unreadable_records import unreadable_refusal
-from deltaci.engine.waiters import ClaimWaiters, Disconnected, LeaseLimit
+from deltaci.engine.waiters import ClaimWaiters, LeaseLimit, WaitForDisconnect
 from deltaci.fleet.liveness import Fleet
 from deltaci.protocol import messages as wire
 from deltaci.protocol.job_spec import SentJobSpec
@@ -49,7 +49,7 @@ from deltaci.protocol.messages import (
 )
 from deltaci.protocol.reports.rule_results import validation_verdict
 from deltaci.protocol.routes import ROOT
-from deltaci.server.follower import read_records
+from deltaci.server.follower import read_time_and_records
 from deltaci.storage.port import Begin, Store, Transaction, load_jobs
 
 MAX_STEP_CHARS: Final = 500  # The limit for the current step in a heartbeat, which is stored with each heartbeat.
@@ -110,7 +110,7 @@ class MessageHandlers:
             self._fleet.stop_waiting()
 
     async def lease(
-        self, runner: Runner, request: wire.LeaseRequest, disconnected: Disconnected | None = None
+        self, runner: Runner, request: wire.LeaseRequest, wait_for_disconnect: WaitForDisconnect | None = None
     ) -> list[LeaseGranted]:
         """Grant up to `request.slots` attempts, waiting up to `request.wait_seconds` for the first one.
 
@@ -133,21 +133,27 @@ class MessageHandlers:
             await fleet.mark_alive(runner.tenant, [request.runner_id])
         while True:
             if fleet is not None and not await fleet.wait_until_eligible(
-                runner.tenant, request.runner_id, deadline - clock(), disconnected
+                runner.tenant, request.runner_id, deadline - clock(), wait_for_disconnect
             ):
                 return []
             claimed_attempts = await self._waiters.claim(
-                claim, deadline - clock(), self._ineligible(runner, request.runner_id, disconnected)
+                claim, deadline - clock(), self._ineligible(runner, request.runner_id, wait_for_disconnect)
             )
             granted_leases = await self._grant(runner, claimed_attempts)
             is_on_hold = fleet is not None and fleet.is_on_hold(runner.tenant, request.runner_id)
             if granted_leases or not (claimed_attempts or is_on_hold):
                 return granted_leases
 
-    def _ineligible(self, runner: Runner, id: str, disconnected: Disconnected | None) -> Disconnected | None:
+    def _ineligible(
+        self, runner: Runner, id: str, wait_for_disconnect: WaitForDisconnect | None
+    ) -> WaitForDisconnect | None:
         """Return a function that waits until the runner has disconnected or may not get any more work."""
         fleet = self._fleet
-        return disconnected if fleet is None else lambda: fleet.wait_until_on_hold(runner.tenant, id, disconnected)
+        return (
+            wait_for_disconnect
+            if fleet is None
+            else lambda: fleet.wait_until_on_hold(runner.tenant, id, wait_for_disconnect)
+        )
 
     async def leave(self, runner: Runner, request: wire.LeaveRequest) -> bool:
         """Shut the runner's worker down, so that it gets no new work. Return whether it is over already.
@@ -171,7 +177,7 @@ class MessageHandlers:
 
     async def unclaimable(self, runner: Runner, attempt_ids: Sequence[str]) -> list[str]:
         """Return those of the attempts that cannot be claimed now: leased, finished, or not found for this tenant."""
-        _, records = await self._store.transact(lambda: read_records(attempt_ids))
+        _, records = await self._store.transact(lambda: read_time_and_records(attempt_ids))
         claimable = {
             record.id
             for record in records
@@ -248,7 +254,7 @@ class MessageHandlers:
 
     async def find_records(self, record_ids: Sequence[str]) -> list[Record]:
         """Return the records with these ids that exist."""
-        return (await self._store.transact(lambda: read_records(record_ids)))[1]
+        return (await self._store.transact(lambda: read_time_and_records(record_ids)))[1]
 
     async def load_jobs(self, run_id: str) -> list[Job]:
         """Return all jobs of a run, including finished ones."""

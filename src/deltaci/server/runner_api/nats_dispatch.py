@@ -14,6 +14,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +28,7 @@ from deltaci.protocol import messages as wire
 from deltaci.protocol import nats_subjects
 from deltaci.protocol.messages import CancelRequested, Dispatch
 from deltaci.protocol.nats_client import NatsAddress, NatsConnection
-from deltaci.server.follower import read_records
+from deltaci.server.follower import read_time_and_records
 from deltaci.storage.port import Conflict, ReadyAttempt, Store, Unavailable
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Dispatcher:
             for attempt_id in attempt_ids:
                 del self._pending[attempt_id]
             try:
-                now, records = await self._store.transact(lambda attempt_ids=attempt_ids: read_records(attempt_ids))  # type: ignore[misc]
+                now, records = await self._store.transact(partial(read_time_and_records, attempt_ids))
             except (Unavailable, Conflict):
                 continue  # The next sweep finds them.
             ready_attempts: list[ReadyAttempt] = []
@@ -173,7 +174,7 @@ class Dispatcher:
             self._stream_lost.clear()
             self._created_queues.clear()  # Recreate streams and consumers that were deleted.
             try:
-                now, _ = await self._store.transact(lambda: read_records(()))
+                now, _ = await self._store.transact(lambda: read_time_and_records(()))
                 ready_attempts = await self._store.ready_attempts(
                     now + round(2 * SWEEP_SECONDS * SECOND), per_queue_limit
                 )

@@ -85,7 +85,10 @@ class RunnerRegistry:
         return Registered(runner_id=worker_id, credential="", expires_in_seconds=self._seconds, tenant=runner.tenant)
 
     async def authenticate(self, token: str, peer: Peer | None = None) -> Runner:
-        """Return the runner that this token, this certificate or both prove. Raises `Refused` if neither does."""
+        """Return the runner that the token proves or, without a token, the certificate.
+
+        Raise `Refused` if there is neither, if the token is invalid, or if they name different runners.
+        """
         certified_names = peer.runner(self._signer.now()) if peer is not None else None
         certified_runner = Runner(certified_names[1], certified_names[0]) if certified_names is not None else None
         if token:

@@ -39,7 +39,7 @@ class AcknowledgementChecker:
         has_effect = entity is not None
         if isinstance(entity, TrackedRun):
             has_effect = {
-                "cancel": entity.is_canceled,
+                "cancel": entity.is_cancel_requested,
                 "plan": entity.state not in ("CREATED", "PLANNING"),
                 "start": entity.state not in ("CREATED", "PLANNING"),
                 "begin": entity.state != "CREATED",
@@ -71,9 +71,11 @@ class AcknowledgementChecker:
             "idempotent", f"{action} of {id} succeeded as request {request_id}, but its repetition was refused"
         )
 
-    def reject_reused_id(self, action: str, id: str, request_id: str) -> None:
+    def reject_reused_id(self, action: str, id: str, reused_request_id: str) -> None:
         """Raise `Violation`, because another command was accepted under the id of a request that had succeeded."""
-        raise Violation("reused", f"request {request_id} was {action} of {id}, but was accepted for another command")
+        raise Violation(
+            "reused", f"request {reused_request_id} was {action} of {id}, but was accepted for another command"
+        )
 
     def check_claim(self, attempt_id: str, worker_id: str, other_workers: Mapping[str, frozenset[str]]) -> None:
         """Check that a worker did not get a job that it lost while one of `other_workers` could have taken it.

@@ -50,17 +50,19 @@ class ExecutionChecker:
 
     def record_start(self, attempt_id: str, number: int, worker_id: str) -> None:
         """Record that a process of the job has started."""
-        running = self.executing.setdefault(attempt_id, set())
+        running_executions = self.executing.setdefault(attempt_id, set())
         if not self._has_clock_jumps:
-            self._check_start(attempt_id, number, worker_id, running)
-        running.add((number, worker_id))
+            self._check_start(attempt_id, number, worker_id, running_executions)
+        running_executions.add((number, worker_id))
         self.unreported_ends.pop((attempt_id, number), None)  # The job goes on: a validation rule runs after the steps.
         self._note(f"began {attempt_id} {number} {worker_id}")
 
-    def _check_start(self, attempt_id: str, number: int, worker_id: str, running: set[tuple[int, str]]) -> None:
+    def _check_start(
+        self, attempt_id: str, number: int, worker_id: str, running_executions: set[tuple[int, str]]
+    ) -> None:
         description = f"{attempt_id} begins as lease {number} on {worker_id}"
-        if running:
-            self._report(Violation("overlap", f"{description} while it already runs as {sorted(running)}"))
+        if running_executions:
+            self._report(Violation("overlap", f"{description} while it already runs as {sorted(running_executions)}"))
         lease = self._last_lease(attempt_id, number)
         # The runner learns a little later that its lease was revoked by a cancel or a timeout.
         is_owned = (

@@ -297,7 +297,7 @@ class HistoryChecker(JobOrderChecker):
         self.check_order(subject, job)
         if (job.kind == "approval") != (event.to == "WAITING_APPROVAL"):
             raise Violation("approval", f"{subject} is {event.to}, but it is of kind {job.kind}")
-        if run.state not in ACTIVE_RUN_STATES or run.is_canceled:
+        if run.state not in ACTIVE_RUN_STATES or run.is_cancel_requested:
             raise Violation("after-end", f"{subject} starts, but its run is {run.state}")
         if event.to == "WAITING_APPROVAL":
             job.approve_by = int(event.metadata.get("approve_by", 0))
@@ -385,7 +385,7 @@ class HistoryChecker(JobOrderChecker):
             run.timeout_us = int(metadata["timeout_seconds"]) * SECOND
             run.is_fail_fast, run.has_validation = bool(metadata["is_fail_fast"]), bool(metadata["has_validation"])
         elif event.trigger == "cancel_requested":
-            run.is_canceled = True
+            run.is_cancel_requested = True
         if event.to == "PLANNING" and event.from_ == "CREATED":
             run.plan_by = int(metadata["plan_by"])
         elif event.from_ == "PLANNING" and event.from_ != event.to:
@@ -511,7 +511,7 @@ class HistoryChecker(JobOrderChecker):
                 raise Violation(
                     "fail-fast", f"{subject} goes on although {run.failed_required_jobs} required jobs failed"
                 )
-            if run.is_canceled:
+            if run.is_cancel_requested:
                 raise Violation("cancel", f"{subject} is cancelled, but goes on")
             if (run.state == "WAITING_APPROVAL") != (run.waiting_jobs > 0 and not run.active_jobs):
                 raise Violation(

@@ -223,7 +223,7 @@ class LeaseChecker:
             )
         run = self.entities.get(attempt.run_id)
         if attempt.job_id and (
-            not isinstance(run, TrackedRun) or run.state not in ACTIVE_RUN_STATES or run.is_canceled
+            not isinstance(run, TrackedRun) or run.state not in ACTIVE_RUN_STATES or run.is_cancel_requested
         ):
             raise Violation("after-end", f"{subject} is claimed, but its run is {run and run.state}")
         attempt.stale_reason = ""

@@ -40,7 +40,7 @@ class TrackedRun(TrackedEntity):
         "failed_required_jobs",
         "has_started",
         "has_validation",
-        "is_canceled",
+        "is_cancel_requested",
         "is_fail_fast",
         "jobs",
         "open_jobs",
@@ -59,7 +59,7 @@ class TrackedRun(TrackedEntity):
         self.open_jobs = self.active_jobs = self.waiting_jobs = self.failed_required_jobs = 0
         self.timeout_us = self.plan_by = self.started_at = self.waiting_since = self.waited_us = 0
         self.validating_since_commit = -1  # The number of the commit in which it entered VALIDATING.
-        self.is_fail_fast = self.has_validation = self.is_canceled = self.has_started = False
+        self.is_fail_fast = self.has_validation = self.is_cancel_requested = self.has_started = False
 
 
 class TrackedJob(TrackedEntity):
@@ -163,11 +163,12 @@ class TrackedAttempt(TrackedEntity):
 class TrackedWorker(TrackedEntity):
     """The tracked state of a worker. `leased_attempts` has the ids of attempts of jobs that it holds live leases of.
 
-    `standalone_attempts` has those of attempts without a job, which occupy no slot.
+    `standalone_attempts` has those of attempts without a job. Their number is not limited by `slots`, but a worker that
+    holds as many attempts of both kinds as it has slots is not free.
     """
 
     __slots__ = (
-        "excused_attempts",
+        "already_counted_attempts",
         "free_since",
         "hold",
         "infra_failures",
@@ -192,7 +193,7 @@ class TrackedWorker(TrackedEntity):
         self.free_since: int | None = None
         self.hold = ""
         self.infra_failures = self.reported_infra_failures = 0
-        self.excused_attempts: set[str] = (
+        self.already_counted_attempts: set[str] = (
             set()
         )  # Attempts that it held at its last infrastructure failure: they count only once.
 

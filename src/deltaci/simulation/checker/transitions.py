@@ -124,7 +124,7 @@ IMMEDIATE_REQUEUE_REASONS: Final = frozenset({"LEASE_EXPIRED", "NOT_ACCEPTED", "
 
 
 class LogEvent(Protocol):
-    """The fields of an event that the checker reads."""
+    """The fields of an event that the checker reads. `entity` is the kind of record: run, job, attempt or worker."""
 
     @property
     def seq(self) -> int: ...

@@ -35,13 +35,13 @@ def count_lease_end(worker: TrackedWorker, attempt_id: str, event: LogEvent) -> 
     is_failure = is_infra_failure(event)
     if is_failure is False:
         worker.infra_failures = 0
-    elif is_failure and attempt_id not in worker.excused_attempts:
+    elif is_failure and attempt_id not in worker.already_counted_attempts:
         worker.infra_failures += 1
-        worker.excused_attempts = worker.leased_attempts - {attempt_id}
+        worker.already_counted_attempts = worker.leased_attempts - {attempt_id}
         worker.must_be_quarantined = (
             worker.infra_failures >= MAX_INFRA_FAILURES and not worker.hold and not worker.is_leaving
         )
-    worker.excused_attempts.discard(attempt_id)
+    worker.already_counted_attempts.discard(attempt_id)
 
 
 def record_lost_job(job: TrackedJob, worker_id: str, event: LogEvent) -> None:
@@ -74,7 +74,7 @@ def check_worker_event(worker: TrackedWorker, event: LogEvent) -> None:
             )
         worker.hold, worker.must_be_quarantined = hold, False
         if not hold:
-            worker.infra_failures, worker.reported_infra_failures, worker.excused_attempts = 0, 0, set()
+            worker.infra_failures, worker.reported_infra_failures, worker.already_counted_attempts = 0, 0, set()
             worker.free_since = event.at
     worker.reported_infra_failures = int(metadata.get("troubles", worker.reported_infra_failures))
 

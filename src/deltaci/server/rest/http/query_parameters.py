@@ -48,7 +48,10 @@ def parse_number(text: str) -> int | str:
 
 @cache
 def _defaults(query_type: type[RequestSchema]) -> dict[str, Any]:
-    """Return the default of each field by its name. Its type decides how the text of a parameter is converted."""
+    """Return the default of each field by its name.
+
+    The type of the default decides how the text of a parameter is converted.
+    """
     return {field.name: field.default for field in msgspec.structs.fields(query_type)}
 
 

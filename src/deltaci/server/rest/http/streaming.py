@@ -39,7 +39,7 @@ class ResponseStream:
         return self._disconnected.done()
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the client closes the connection."""
+        """Call `callback` when the client closes the connection, or else at the end of the response."""
         self._disconnected.add_done_callback(lambda _: callback())
 
     async def start(self, headers: Mapping[str, str], status: int = 200) -> None:
@@ -92,7 +92,7 @@ async def open_response(send: Send, request: Request) -> AsyncIterator[ResponseS
 
     After an exception the body is not ended, so that the client sees a broken connection and no complete response.
     """
-    disconnected = asyncio.create_task(request.disconnected())
+    disconnected = asyncio.create_task(request.wait_for_disconnect())
     out = ResponseStream(send, disconnected, request.id)
     try:
         yield out

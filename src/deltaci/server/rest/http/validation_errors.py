@@ -26,8 +26,8 @@ def explain(error: msgspec.ValidationError, expected_type: Any) -> str:
     types = list(_types_at(expected_type, path))
     unknown = _UNKNOWN.search(message)
     if unknown is not None:
-        names = [name for annotation in types for name in _fields(annotation)]
-        return f"{text}{_suggestion(unknown[1], names)}" if names else text
+        field_names = [field_name for annotation in types for field_name in _fields(annotation)]
+        return f"{text}{_suggestion(unknown[1], field_names)}" if field_names else text
     if message.startswith("Invalid enum value"):
         values = [
             str(value) for annotation in types if get_origin(annotation) is Literal for value in get_args(annotation)

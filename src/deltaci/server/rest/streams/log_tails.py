@@ -224,7 +224,10 @@ class LogStream:
         subscription.wake()
 
     async def _wait(self, out: ResponseStream, subscription: Subscription) -> None:
-        """Wait until the log was appended to, the attempt changed, or POLL_SECONDS passed."""
+        """Wait until the log was appended to, the attempt changed, POLL_SECONDS passed, or the stream has to end.
+
+        Raise `ClientDisconnected` if the client has closed the connection.
+        """
         until = min(self._deadline, self._clock() + POLL_SECONDS)
         while not self._is_appended and not subscription.is_closed:
             if out.is_disconnected:
