@@ -33,7 +33,7 @@ async def run(stage: Stage) -> AsyncIterator[Row]:
     for kind, count in sorted(times.items()):
         told = f"{count} times"
         yield measured(FAULT, kind, f"all {len(INVARIANTS)} invariants", wrong[kind], "histories broken", 0, told)
-    said = f"{len(histories)} histories of {HOURS:g} h, {summary['faults']} faults"
+    said = f"{len(histories)} histories of {HOURS:g} h with the seeds from 0, {summary['faults']} faults"
     acknowledged = f"{summary['acknowledged']} acknowledgements compared with the log"
     yield measured(FAULT, said, f"all {len(INVARIANTS)} invariants", len(summary["broken"]), "broken", 0, acknowledged)
     untaken = "; ".join(summary["unvisited"][:3]) or f"all {summary['edges']} are made"

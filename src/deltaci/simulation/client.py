@@ -119,13 +119,13 @@ class CommandClient:
     ) -> T | Refused | None:
         """Call `call` with the engine of one random running server after the other, until one responds.
 
-        Return the response or refusal; None after the deadline.
+        Return the response or refusal; None at the deadline, even if a server is still working on the call.
         """
         while self._loop.now < deadline:
             server = random.choice(self._servers)
             if server.is_up and server.engine is not None:
                 task = self._loop.spawn(server.node, _call_engine(call, server.engine))
-                done, _ = await asyncio.wait({task}, timeout=RESPONSE_SECONDS)
+                done, _ = await asyncio.wait({task}, timeout=min(RESPONSE_SECONDS, deadline - self._loop.now))
                 if done and (response := task.result()) is not None:
                     return response
             await asyncio.sleep(RETRY_SECONDS)

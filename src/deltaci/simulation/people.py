@@ -33,6 +33,7 @@ from deltaci.simulation.runner import TENANT
 from deltaci.simulation.scenario import Scenario, UserAction
 
 MAX_JOBS: Final = 5
+UNDECIDED_SECONDS: Final = 3600  # Until an approval expires, unless it expires sooner.
 
 
 class People:
@@ -173,7 +174,8 @@ class People:
         happens = self._client.happens
         needs = tuple(f"j{earlier_index}" for earlier_index in range(index) if random.random() < 0.4)
         if happens("approval", random):
-            seconds = random.choice((60, 600)) if happens("approval expires", random) else 0
+            # Always less than a history is long: an approval that nobody decides must end, and its run with it.
+            seconds = random.choice((60, 600)) if happens("approval expires", random) else UNDECIDED_SECONDS
             gate_random = Random(f"{self._scenario.seed} {id} gate {index}")
             return JobSpec(
                 name=f"j{index}",

@@ -28,6 +28,7 @@ from deltaci.simulation.checker.transitions import (
 from deltaci.simulation.checker.worker_failures import count_lease_end, record_lost_job
 
 ACCEPT_SECONDS: Final = 30
+NEVER: Final = 2**63  # Later than any time in microseconds.
 Group = tuple[str, str]  # Tenant and group name.
 STALE_REASONS: Final = IMMEDIATE_REQUEUE_REASONS | {"STALLED"}
 
@@ -422,11 +423,14 @@ class LeaseChecker:
         self._last_group_attempt[group] = attempt
 
     def _group_free_since(self, attempt: TrackedAttempt) -> int:
-        """Return since when no attempt holds the group of this attempt; 0 if it has no group."""
+        """Return since when no attempt holds the group of this attempt: 0 without a group, NEVER while one holds it."""
         group = self._group(attempt)
         if group is None:
             return 0
         last_attempt = self._last_group_attempt.get(group)
+        last_lease = last_attempt.lease if last_attempt is not None else None
+        if last_lease is not None and last_lease.state in LIVE_LEASE_STATES:
+            return NEVER
         return max(
             self._group_freed_at.get(group, 0),
             last_attempt.run_at if last_attempt is not None and last_attempt.state == "QUEUED" else 0,
