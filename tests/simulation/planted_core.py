@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 from deltaci.core import approvals, attempt, cascade, decide, ids, job, machine, run, worker
@@ -22,11 +23,12 @@ from tests.simulation.planting import accepted_command, fault, patched, replaced
 def complete_after_cancel_is_accepted() -> Iterator[None]:
     """A result that arrives after the cancel makes the attempt succeed."""
 
-    def complete(record: Attempt, command: attempt.Complete, at: int) -> Any:
-        return attempt._finish(record, command, at)
-
     ends = {"SUCCEEDED": "succeeded", "FAILED": "failed"}
-    with replaced_handler(attempt.MACHINE, ("CANCEL_REQUESTED",), attempt.Complete, complete, **ends):
+    with ExitStack() as stack:
+        for command in (attempt.Complete, attempt.Finish):
+            stack.enter_context(
+                replaced_handler(attempt.MACHINE, ("CANCEL_REQUESTED",), command, attempt._finish, **ends)
+            )
         yield
 
 
