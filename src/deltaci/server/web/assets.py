@@ -28,7 +28,7 @@ KINDS: Final = {
 }
 # The script that stands in every page itself, without what only people read; and how the content security policy names
 # it, by what it is to the letter, so that no other one can take its place.
-_LINES: Final = (FOLDER / "first.js").read_text("utf-8").splitlines(keepends=True)
+_LINES: Final = (FOLDER / "recovery.js").read_text("utf-8").splitlines(keepends=True)
 FIRST: Final = "".join(each for each in _LINES if not each.lstrip().startswith("//"))
 FIRST_SOURCE: Final = f"'sha256-{b64encode(sha256(FIRST.encode()).digest()).decode()}'"
 

@@ -37,7 +37,7 @@ from deltaci.server.web.markup import (
 from deltaci.server.web.page_request import HtmlPage
 
 # What page.js imports: asked for together with it, not after it.
-IMPORTED: Final = ("live.js", "morph.js", "seats.js", "times.js", "keys.js")
+IMPORTED: Final = ("live.js", "morph.js", "stream_slots.js", "times.js", "keys.js")
 # The entry, its address, the key that goes there after `g`, and the scope without which it would be empty.
 ENTRIES: Final = (
     ("Runs", "/runs", "r", "read"),

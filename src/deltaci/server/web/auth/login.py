@@ -100,11 +100,11 @@ def _page(door: AnonymousRequest, to: str, problem: str = "") -> HtmlPage:
             _issuer(door, to),
             _form(to, is_first=door.oidc is None),
             _others(door, to),
-            class_="door card",
+            class_="login card",
         ),
         is_bare=True,
-        modules=("door.js",),
-        styles=("door.css",),
+        modules=("login.js",),
+        styles=("login.css",),
         status=401 if problem else 200,
     )
 
@@ -147,7 +147,7 @@ def _form(to: str, *, is_first: bool) -> Markup:
         method="post",
         action="/sign-in",
         class_="stack",
-        id="door",
+        id="login",
     )
 
 

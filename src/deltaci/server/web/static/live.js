@@ -4,7 +4,7 @@
 // One look at a time, so that an older answer never writes over a newer one. Whoever asks meanwhile asks for one more.
 
 import { morph } from "./morph.js";
-import { haveSeat, leaveSeat } from "./seats.js";
+import { releaseSlot, takeSlot } from "./stream_slots.js";
 import { keepTimes, setClock } from "./times.js";
 
 const APART = 300; // Between two looks, in milliseconds; longer while there is always something new, and
@@ -89,12 +89,12 @@ function clear(name) {
 
 // -- the stream of hints
 
-// The server says "changed" first of all, so that whatever was missed is looked for.
+// The server sends "changed" first, so that changes since the page was rendered are fetched.
 function open() {
   clear("again");
   close();
   if (!timers.slow) slowly();
-  if (!haveSeat()) return look(); // Others of this browser have theirs; this one asks now and then instead.
+  if (!takeSlot()) return look(); // Other pages of this browser hold all slots: poll instead.
   heardAt = performance.now();
   source = new EventSource(document.body.dataset.live);
   source.addEventListener("still", heard);
@@ -112,7 +112,7 @@ function open() {
 function close() {
   source?.close();
   source = null;
-  leaveSeat();
+  releaseSlot();
 }
 
 function heard() {

@@ -2,7 +2,7 @@
 // more rows than the browser has pixels, each of its pixels stands for several.
 
 import { Finder } from "./log_find.js";
-import { button, bytesText, drawHead, headRow, lineRow, make } from "./log_parts.js";
+import { button, bytesText, drawHead, headRow, lineRow, make } from "./log_elements.js";
 import { Rows, sectionOf } from "./log_rows.js";
 import { failureLine } from "./log_search.js";
 import { Source } from "./log_source.js";

@@ -1,6 +1,6 @@
 // The box above a log: what to look for in all of it, from hit to hit; or the number of a line to go to.
 
-import { button, make } from "./log_parts.js";
+import { button, make } from "./log_elements.js";
 import { Search } from "./log_search.js";
 
 const AGAIN = 1000; // Between two looks through what was added.

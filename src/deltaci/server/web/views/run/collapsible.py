@@ -12,7 +12,7 @@ from deltaci.core.text import plain_line
 from deltaci.server.web.markup import Child, Markup, code, dd, details, dl, dt, pre, span, summary
 from deltaci.server.web.page_request import PageRequest
 
-STYLES: Final = ("run_parts.css",)
+STYLES: Final = ("run_tabs.css",)
 MAX_PLAIN_CHARS: Final = 160
 MAX_SHOWN_CHARS: Final = 5000  # Of each: there may be many on a page, and it must stay small.
 MAX_ASKED_CHARS: Final = 200

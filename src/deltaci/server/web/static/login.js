@@ -1,4 +1,4 @@
-// The door: a link of `deltaci web` opens it by itself, and what was pasted can be looked at.
+// The sign-in page: a link that `deltaci web` prints signs in without a click; a pasted key can be shown.
 
 const field = document.getElementById("key");
 const show = document.getElementById("show-key");
@@ -12,15 +12,15 @@ show.addEventListener("click", () => {
   field.focus();
 });
 
-// What follows # is never sent to anybody, so it is in no log; and here it leaves the address, and so the history. Only
-// what the operator of this server signed is taken: nobody else can make a link that signs others in.
-function open() {
+// A browser does not send the fragment of a URL, so that the token is in no log; removing it here keeps it out of the
+// history. Only a token that this server's operator signed is accepted, so that nobody can sign others in by a link.
+function signInByLink() {
   const token = /^#token=(dci_[\w.-]+)$/.exec(location.hash)?.[1];
   if (!token) return;
   history.replaceState(null, "", location.pathname + location.search);
   field.value = token;
-  document.getElementById("door").requestSubmit();
+  document.getElementById("login").requestSubmit();
 }
 
-addEventListener("hashchange", open);
-open();
+addEventListener("hashchange", signInByLink);
+signInByLink();
