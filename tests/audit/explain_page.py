@@ -65,7 +65,7 @@ def blocked() -> Explanation:
 
 
 def lost() -> Explanation:
-    """A worker was lost, and the job waits until that worker must have stopped."""
+    """A worker stopped answering, and the job stays with it until its lease ends."""
     lab = Lab().plan(task("build"))
     lab.register("atlas")
     lab.register("boreas")

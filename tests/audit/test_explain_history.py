@@ -14,7 +14,7 @@ from deltaci.audit.explain import (
     format_lines,
 )
 from deltaci.audit.explain.formatting import duration, listed, one_line
-from deltaci.core import attempt, job, run, worker
+from deltaci.core import attempt, job, run
 from deltaci.core.approvals import Gate
 from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.failures import Facts, FailureRule
@@ -241,14 +241,13 @@ def test_a_remembered_cancel_names_the_person_who_requested_it() -> None:
 LOSSES = {
     attempt.LEASE_EXPIRED: "Worker w1 lost attempt 1 of build, because it sent no heartbeat in time",
     attempt.NOT_ACCEPTED: "Worker w1 lost attempt 1 of build, because it did not accept it in time",
-    attempt.WORKER_LOST: "Worker w1 lost attempt 1 of build, because it stopped answering",
     attempt.HANDED_BACK: "Worker w1 handed attempt 1 of build back",
 }
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_lost_lease_names_the_worker_the_cause_and_the_next_worker(loss: str) -> None:
-    """Each of the four causes needs another remedy."""
+    """Each of the causes needs another remedy."""
     lab = Lab().plan(task("build", max_lost_leases=2))
     lab.register("w1")
     lab.register("w2")
@@ -258,7 +257,6 @@ def test_a_lost_lease_names_the_worker_the_cause_and_the_next_worker(loss: str) 
     causes = {
         attempt.LEASE_EXPIRED: (121, attempt.Expire(id="r1/build.1")),
         attempt.NOT_ACCEPTED: (31, attempt.RevokeUnaccepted(id="r1/build.1")),
-        attempt.WORKER_LOST: (5, worker.MissHealthChecks(id="w1")),
         attempt.HANDED_BACK: (5, attempt.Stall(id="r1/build.1", reason=attempt.HANDED_BACK)),
     }
     seconds, command = causes[loss]

@@ -334,13 +334,37 @@ def test_after_a_lost_lease_the_wait_lasts_until_the_last_worker_must_have_stopp
     lab.register("w1")
     lab.register("w2")
     lab.send(attempt.Start, lab.claim(lab.attempt("build")))
-    lab.after(20).do(worker.MissHealthChecks(id="w1"))
+    lab.after(20)
+    for command in (attempt.Stall, attempt.Requeue):
+        lab.do(command(id="r1/build.1"))
 
     reason = only(why(lab, lab.job("build")), "fence")
 
     assert "cannot be claimed before 2026-01-04 08:02:00 UTC (in 1 min 40 s)" in reason.text
     assert "worker w1, which lost it, may still be running it" in reason.text
     assert why(lab, lab.run()).summary.startswith("Run r1 waits (0 of 1 job have ended): job build cannot be claimed")
+
+
+def test_a_job_of_a_silent_worker_names_the_end_of_its_lease() -> None:
+    """Until then the worker may come back; a person need not do anything."""
+    lab = Lab().plan(task("build", max_lost_leases=1))
+    lab.register("w1")
+    lab.send(attempt.Start, lab.claim(lab.attempt("build")))
+    lab.after(60).do(worker.MissHealthChecks(id="w1"))
+
+    reason = only(why(lab, lab.job("build")), "worker_silent")
+    [marked] = [step for step in why(lab, lab.job("build")).history if step.code == "marked_for_reassignment"]
+    lab.after(60).do(attempt.Expire(id="r1/build.1"))
+
+    assert reason.text == (
+        "Job build is on worker w1, which sends no heartbeat for it; without one, its lease ends at 2026-01-04 08:02:00"
+        " UTC (in 1 min). Then it is requeued for another worker."
+    )
+    assert marked.text == (
+        "Worker w1, which has attempt 1 of build, stopped answering; without a heartbeat the lease ends at"
+        " 2026-01-04 08:02:00 UTC."
+    )
+    assert lab.attempt("build").state == attempt.QUEUED
 
 
 def test_an_attempt_scheduled_for_later_names_the_time() -> None:

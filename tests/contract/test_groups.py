@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from deltaci.core import attempt, run, worker
+from deltaci.core import attempt, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.decide import StartRun
 from deltaci.core.events import Event
@@ -200,7 +200,8 @@ async def test_a_lost_lease_keeps_the_group_until_its_end_and_no_longer(backend:
         lease = await server.take("w1")
         await server.send(attempt.Start, lease)
         backend.after(10)
-        await server.do(worker.MissHealthChecks(id="w1"))
+        for command in (attempt.Stall, attempt.Requeue):
+            await server.do(command(id="r00/deploy.1"))
         assert await server.state("r00/deploy.1") == attempt.QUEUED
         assert await server.claim("w2") == []
 

@@ -232,7 +232,7 @@ async def test_a_worker_gets_no_more_jobs_than_it_has_slots(backend: Backend) ->
 
 
 @on_loop
-async def test_jobs_of_a_lost_worker_restart_only_after_its_leases_end(backend: Backend) -> None:
+async def test_jobs_of_a_silent_worker_restart_only_after_its_leases_end(backend: Backend) -> None:
     """The silent worker may still run the job: its successor waits until it has certainly stopped."""
     async with backend.server() as server:
         for name in ("w1", "w2"):
@@ -244,6 +244,7 @@ async def test_jobs_of_a_lost_worker_restart_only_after_its_leases_end(backend: 
         await server.do(worker.MissHealthChecks(id="w1"))
         too_early = await server.claim("w2")
         backend.after(121)
+        await server.tick()
         after = await server.take("w2")
 
         assert too_early == []

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
 from tests.contract.backends import Backend
-from tests.contract.conftest import make_backend
-from tests.fleet.site import FleetSite, opened
+from tests.contract.conftest import contract_dsn, make_backend
+from tests.fleet.site import OpenFleet, opened
 
-__all__ = ["backend", "fleet"]
+__all__ = ["backend", "contract_dsn", "fleet"]
 
 
 @pytest.fixture(params=("memory", "sqlite"))
@@ -23,9 +21,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
 
 
 @pytest.fixture
-def fleet(
-    backend: Backend, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> Callable[[], AbstractAsyncContextManager[FleetSite]]:
+def fleet(backend: Backend, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> OpenFleet:
     """Return a function that opens one more server over the same store with each call."""
     caplog.set_level(logging.DEBUG)
-    return lambda: opened(backend, tmp_path / "logs", caplog)
+    return lambda **options: opened(backend, tmp_path / "logs", caplog, **options)

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from deltaci.core import run
+from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Plan
 from deltaci.core.events import Event
+from deltaci.core.lease import TTL_SECONDS
 from deltaci.core.run import Run
 from deltaci.core.worker import Worker
 from deltaci.fleet.health import HEALTH_SECONDS
@@ -27,9 +29,9 @@ STEP_SECONDS = HEALTH_SECONDS / 2
 class FleetSite(Site):
     """One server of a deployment, with its fleet."""
 
-    def __init__(self, backend: Backend, server: Server, folder: Path) -> None:
+    def __init__(self, backend: Backend, server: Server, folder: Path, ttl_seconds: int) -> None:
         self.fleet = Fleet(server.store, server.engine)
-        super().__init__(backend, server, folder, self.fleet)
+        super().__init__(backend, server, folder, self.fleet, ttl_seconds)
         self._last_seq = 0
 
     async def receive_events(self) -> None:
@@ -52,6 +54,10 @@ class FleetSite(Site):
         for _ in range(round(seconds / STEP_SECONDS)):
             self.backend.after(STEP_SECONDS)
             await self.check(*others)
+
+    async def attempt(self, id: str = "r1/a.1") -> Attempt:
+        """Return an attempt's record from the store."""
+        return await self.server.find(id, Attempt)
 
     async def plan(self, run_id: str = "r1", **fields: Any) -> str:
         """Create a run with one queued job; return the id of its attempt."""
@@ -82,14 +88,16 @@ class FleetSite(Site):
         return RegisteredRunner(self, runner.id, runner.credential)
 
 
-OpenFleet = Callable[[], AbstractAsyncContextManager[FleetSite]]
+OpenFleet = Callable[..., AbstractAsyncContextManager[FleetSite]]
 
 
 @asynccontextmanager
-async def opened(backend: Backend, folder: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[FleetSite]:
+async def opened(
+    backend: Backend, folder: Path, caplog: pytest.LogCaptureFixture, ttl_seconds: int = TTL_SECONDS
+) -> AsyncIterator[FleetSite]:
     """Open a site; when it closes, verify its log and that no secret was logged."""
     async with backend.server(mint=LEASE_ID_MINTER.mint) as server:
-        site = FleetSite(backend, server, folder)
+        site = FleetSite(backend, server, folder, ttl_seconds)
         await site.fleet.load()
         await site.receive_events()
         try:

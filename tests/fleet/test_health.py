@@ -1,4 +1,4 @@
-"""Health checks: a silent worker loses its tasks, recovers with its next message, or is shut down."""
+"""Health checks: a silent worker is unresponsive, recovers with its next message, or is shut down."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
-from deltaci.core import attempt
+from deltaci.core import attempt, worker
+from deltaci.core.attempt import Attempt
+from deltaci.core.lease import TTL_SECONDS, Lease
 from deltaci.core.listing import ALL_TENANTS, PRESENT_WORKERS, WORKERS
 from deltaci.core.worker import BUSY, IDLE, SHUTDOWN, UNRESPONSIVE
 from deltaci.fleet.health import HEALTH_SECONDS, MAX_MISSED_CHECKS, MAX_SILENT_SECONDS
@@ -16,6 +18,12 @@ from tests.fleet.site import FleetSite, OpenFleet
 from tests.support.lab import TENANT
 
 SILENT_SECONDS = MAX_MISSED_CHECKS * HEALTH_SECONDS
+
+
+def live_lease(record: Attempt) -> Lease:
+    """Return the attempt's live lease, which must exist."""
+    assert record.lease is not None
+    return record.lease
 
 
 @pytest.mark.proves("WST-KA1")
@@ -35,15 +43,16 @@ async def test_a_registered_worker_is_in_the_pool_and_its_health_is_checked(flee
         assert here.fleet.eligible_workers(TENANT)[1] == ()
 
 
-@pytest.mark.proves("WST-KG4", "WST-KA4", "WST-K4")
+@pytest.mark.proves("WST-KG4", "WST-KA4", "WST-K4", "MOD-12")
 @on_loop
-async def test_a_busy_worker_that_misses_checks_is_unresponsive_and_loses_its_tasks(fleet: OpenFleet) -> None:
-    """Not one check too early, and long before its lease would have expired."""
+async def test_a_busy_worker_that_misses_checks_is_unresponsive_and_keeps_its_lease(fleet: OpenFleet) -> None:
+    """Not one check too early. Its attempt is marked with the end of the lease, which was the last heartbeat's."""
     async with fleet() as here:
         runner = await here.runner("w1")
         id = await here.plan()
         lease = await runner.take()
-        await lease.send("AckLease")
+        await lease.send("Heartbeat")
+        expires_at = live_lease(await here.attempt()).expires_at
         await here.check()
 
         await here.pass_silently(SILENT_SECONDS - HEALTH_SECONDS)
@@ -53,8 +62,10 @@ async def test_a_busy_worker_that_misses_checks_is_unresponsive_and_loses_its_ta
         assert await here.state() == UNRESPONSIVE
         [missed] = [event for event in await here.events("w1") if event.trigger == "health_check_timeout"]
         assert (missed.severity, missed.metadata["attempts"]) == ("error", [id])
-        assert await here.server.state(id) == attempt.QUEUED
-        assert (await lease.send("Heartbeat")).body["type"] == "StaleLease"
+        [mark] = [event for event in await here.events(id) if event.trigger == "marked_for_reassignment"]
+        assert (mark.from_, mark.to, mark.severity, mark.at) == ("RUNNING", "RUNNING", "warning", missed.at)
+        assert mark.metadata == {"reassign_at": expires_at, "worker_id": "w1"}
+        assert live_lease(await here.attempt()).expires_at == expires_at
 
 
 @pytest.mark.proves("WST-KG4")
@@ -77,10 +88,71 @@ async def test_any_message_resets_the_count_of_missed_checks(fleet: OpenFleet) -
         assert "health_check_timeout" not in dict(await here.steps())
 
 
-@pytest.mark.proves("WST-KG5", "WST-KA5", "WST-KI2")
+@pytest.mark.proves("MOD-12", "WST-KG5", "WST-KA5", "WST-KI2", "PRO-Q5")
+@pytest.mark.parametrize("backend", ["sqlite", "postgres"], indirect=True)
 @on_loop
-async def test_an_unresponsive_worker_recovers_before_its_message_is_processed(fleet: OpenFleet) -> None:
-    """So no message comes from an unresponsive worker; and it may claim its former job again."""
+async def test_a_heartbeat_within_the_ttl_renews_the_lease_and_recovers_its_worker(fleet: OpenFleet) -> None:
+    """In one transaction, so that no reader sees a live lease of a worker that is unresponsive or idle."""
+    async with fleet() as here:
+        runner = await here.runner("w1")
+        id = await here.plan()
+        lease = await runner.take()
+        await lease.send("Heartbeat")
+        await here.pass_silently(TTL_SECONDS - HEALTH_SECONDS)
+        await here.server.tick()
+        assert (await here.state(), live_lease(await here.attempt()).state) == (UNRESPONSIVE, "ACTIVE")
+
+        reply = await lease.send("Heartbeat")
+
+        assert reply.body["extend_lease"] is True
+        assert TTL_SECONDS - 1 <= reply.body["new_lease_ttl_seconds"] <= TTL_SECONDS
+        recovered, resumed, renewed = (await here.server.log())[-3:]
+        assert [event.to for event in (recovered, resumed)] == [IDLE, BUSY]
+        assert (recovered.from_, recovered.trigger, recovered.actor) == (
+            UNRESPONSIVE,
+            "health_check_recovered",
+            "worker:w1",
+        )
+        assert (renewed.entity_id, renewed.trigger) == (id, "heartbeat")
+        assert recovered.at == resumed.at == renewed.at == (await here.attempt()).updated_at
+        await here.check()
+        assert (await here.worker()).tasks == (id,)
+        assert (await lease.send("Complete")).body["accepted"] is True
+        assert await here.state() == IDLE
+
+
+@pytest.mark.proves("MOD-12", "ORC-A7", "MOD-5")
+@pytest.mark.parametrize("backend", ["sqlite", "postgres"], indirect=True)
+@on_loop
+async def test_a_silent_workers_job_goes_to_another_worker_when_its_lease_ends(fleet: OpenFleet) -> None:
+    """The lease counts as lost. The late heartbeat is stale, but shows that the worker answers again."""
+    async with fleet() as here:
+        silent, other = await here.runner("w1"), await here.runner("w2")
+        await here.plan()
+        lease = await silent.take()
+        await lease.send("Heartbeat")
+        await here.pass_silently(TTL_SECONDS - HEALTH_SECONDS)
+        await here.server.tick()
+        assert await other.lease() == []
+
+        await here.pass_silently(2 * HEALTH_SECONDS)
+        await here.server.tick()
+        await here.receive_events()
+
+        lost = await here.attempt()
+        assert (lost.state, lost.lost_leases, lost.ended_lease and lost.ended_lease.state) == ("QUEUED", 1, "EXPIRED")
+        assert (await here.state(), (await here.worker()).tasks) == (UNRESPONSIVE, ())
+        assert len(await other.lease()) == 1
+        late = await lease.send("Heartbeat")
+        assert (late.body["type"], late.body["reason"]) == ("StaleLease", "LEASE_EXPIRED")
+        assert await here.state() == IDLE
+
+
+@pytest.mark.proves("MOD-12", "WST-KI2")
+@pytest.mark.parametrize("message", ["AckLease", "Complete"])
+@on_loop
+async def test_any_message_under_a_live_lease_recovers_its_worker(fleet: OpenFleet, message: str) -> None:
+    """The runner shows with each of them that it holds the lease."""
     async with fleet() as here:
         runner = await here.runner("w1")
         await here.plan()
@@ -89,17 +161,35 @@ async def test_an_unresponsive_worker_recovers_before_its_message_is_processed(f
         await here.pass_silently(SILENT_SECONDS + HEALTH_SECONDS)
         assert await here.state() == UNRESPONSIVE
 
-        reply = await lease.send("Heartbeat")
-        assert reply.body["type"] == "StaleLease"
-        assert await here.state() == IDLE
-        here.backend.after(120)
-        await here.server.tick()
-        await here.receive_events()
-        [granted] = await runner.lease()
+        assert (await lease.send(message)).status == 200
 
-        assert granted.job_id == "r1/a"
         triggers = [trigger for trigger, _ in await here.steps()]
-        assert triggers[-3:] == ["task_completed", "health_check_recovered", "task_assigned"]
+        [index] = [index for index, trigger in enumerate(triggers) if trigger == "health_check_recovered"]
+        assert triggers[index:] == ["health_check_recovered", "task_assigned"] + ["task_completed"] * (
+            message == "Complete"
+        )
+
+
+@pytest.mark.proves("MOD-12", "WST-KG5")
+@on_loop
+async def test_a_worker_with_several_leases_recovers_with_the_first_message(fleet: OpenFleet) -> None:
+    """The other leases keep their ends until a message renews them, and each of them ends on its own."""
+    async with fleet() as here:
+        runner = await here.runner("w1", slots=2)
+        for run_id in ("r1", "r2"):
+            await here.plan(run_id)
+        leases = [await runner.take(), await runner.take()]
+        for lease in leases:
+            await lease.send("Heartbeat")
+        await here.pass_silently(TTL_SECONDS - HEALTH_SECONDS)
+
+        await leases[0].send("Heartbeat")
+        await here.pass_silently(2 * HEALTH_SECONDS)
+        await here.server.tick()
+
+        assert [await here.server.state(f"{run_id}/a.1") for run_id in ("r1", "r2")] == ["RUNNING", "QUEUED"]
+        assert (await here.worker()).tasks == ("r1/a.1",)
+        assert await here.state() == BUSY
 
 
 @on_loop
@@ -115,6 +205,28 @@ async def test_a_request_for_work_lets_a_worker_recover_too(fleet: OpenFleet) ->
 
         assert await here.state() in (IDLE, BUSY)
         assert ("health_check_recovered", "info") in await here.steps()
+
+
+@pytest.mark.proves("MOD-12", "WST-K6")
+@on_loop
+async def test_a_silent_worker_is_not_shut_down_before_its_lease_has_ended(fleet: OpenFleet) -> None:
+    """Neither by a health check, however long it is silent, nor by an operator."""
+    ttl_seconds = 3 * MAX_SILENT_SECONDS
+    async with fleet(ttl_seconds=ttl_seconds) as here:
+        runner = await here.runner("w1")
+        await here.plan()
+        await (await runner.take()).send("Heartbeat")
+        await here.pass_silently(ttl_seconds - HEALTH_SECONDS)
+        await here.server.tick()
+        assert (await here.state(), (await here.attempt()).state) == (UNRESPONSIVE, "RUNNING")
+        removal = await here.server.refused(worker.GiveUp(id="w1"))
+        assert "r1/a.1" in removal.message
+
+        await here.pass_silently(2 * HEALTH_SECONDS)
+        await here.server.tick()
+        await here.pass_silently(HEALTH_SECONDS)
+
+        assert (await here.state(), (await here.attempt()).state) == (SHUTDOWN, "QUEUED")
 
 
 @pytest.mark.proves("WST-K6")

@@ -18,6 +18,7 @@ import pytest
 
 from deltaci.core import ids
 from deltaci.core.instants import SECOND
+from deltaci.core.lease import TTL_SECONDS
 from deltaci.fleet.incarnations import Incarnations
 from deltaci.fleet.liveness import Fleet
 from deltaci.protocol import messages as wire
@@ -71,7 +72,14 @@ class Reply(NamedTuple):
 class Site:
     """A server with the runner protocol over a store. Every response is checked."""
 
-    def __init__(self, backend: Backend, server: Server, folder: Path, fleet: Fleet | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        server: Server,
+        folder: Path,
+        fleet: Fleet | None = None,
+        ttl_seconds: int = TTL_SECONDS,
+    ) -> None:
         self.backend = backend
         self.server = server
         self.logs = LogStore(folder, max_bytes=1000)
@@ -83,7 +91,7 @@ class Site:
         self.follower.subscribe(self.control.on_events)
         self.blobs = MemoryBlobStore()
         self.sealed = Secrets(self.blobs, KEY)
-        self.message_handlers = protocol = MessageHandlers(server.store, server.engine, fleet=fleet)
+        self.message_handlers = protocol = MessageHandlers(server.store, server.engine, ttl_seconds, fleet=fleet)
         self.job_data = JobDataHandlers(protocol, self.blobs, self.sealed, folder / "incoming", BOUNDS)
         heartbeats = fleet.heartbeats if fleet is not None else None
         self.app = RunnerApp(protocol, registry, self.logs, self.control, self.job_data, heartbeats=heartbeats)

@@ -183,8 +183,51 @@ def a_claim_before_the_fence(log: LogBuilder) -> None:
 @breaks("fence-gap")
 def a_requeue_before_the_fence(log: LogBuilder) -> None:
     log.start_run()
-    log.lose_lease(reason="WORKER_LOST")
+    log.lose_lease(reason="STALLED")
     log.add_event("attempt", "r/a.1", "QUEUED", "requeued", run_at=log.now)
+
+
+def _silent(log: LogBuilder, reassign_at: int = 0) -> None:
+    """Let the worker become unresponsive; with `reassign_at`, mark its attempt. Part of a commit."""
+    log.start_run()
+    log.add_event("worker", "w", "UNRESPONSIVE", "health_check_timeout", attempts=["r/a.1"])
+    if reassign_at:
+        log.add_event("attempt", "r/a.1", "RUNNING", "marked_for_reassignment", worker_id="w", reassign_at=reassign_at)
+
+
+@breaks("silence")
+def a_lease_ended_by_silence(log: LogBuilder) -> None:
+    _silent(log)
+    log.end("a", "STALE", "stalled", "REVOKED", "orchestrator", reason="STALLED", lost_leases=1)
+
+
+@breaks("requeue")
+def a_lease_ended_for_a_lost_worker(log: LogBuilder) -> None:
+    log.start_run()
+    log.end("a", "STALE", "stalled", "REVOKED", "orchestrator", reason="WORKER_LOST", lost_leases=1)
+
+
+@breaks("silence")
+def a_silent_worker_whose_attempt_is_not_marked(log: LogBuilder) -> None:
+    _silent(log)
+    log.commit()
+
+
+@breaks("silence")
+def a_mark_with_another_time_than_the_end_of_the_lease(log: LogBuilder) -> None:
+    _silent(log, reassign_at=log.now)
+
+
+@breaks("silence")
+def a_silent_worker_given_up_with_a_lease(log: LogBuilder) -> None:
+    _silent(log)
+    log.add_event("worker", "w", "SHUTDOWN", "max_timeout_exceeded")
+
+
+@breaks("silence")
+def a_heartbeat_of_a_silent_worker(log: LogBuilder) -> None:
+    _silent(log)
+    log.renew()
 
 
 @breaks("labels")

@@ -336,9 +336,40 @@ def leaving_worker_gets_work() -> Iterator[None]:
 
 
 @fault
-def unresponsive_worker_keeps_its_leases() -> Iterator[None]:
-    """An unresponsive worker keeps its attempts."""
-    with replaced_follow_up("worker", ("UNRESPONSIVE",), cascade._stall_tasks):
+def silence_marks_no_attempt() -> Iterator[None]:
+    """The attempts of an unresponsive worker are not marked for reassignment."""
+    with replaced_follow_up("worker", ("UNRESPONSIVE",), cascade._mark_tasks):
+        yield
+
+
+@fault
+def silence_ends_leases() -> Iterator[None]:
+    """An unresponsive worker loses its leases before their TTL."""
+
+    def stall(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+        return [
+            attempt.Stall(id=id) for id in event.metadata["attempts"] if unit.attempt(id).state in attempt.ACTIVE_STATES
+        ]
+
+    with replaced_follow_up("worker", ("UNRESPONSIVE",), cascade._mark_tasks, stall):
+        yield
+
+
+@fault
+def heartbeat_leaves_its_worker_unresponsive() -> Iterator[None]:
+    """A message under a live lease does not recover its worker."""
+    with patched((decide, "_expand_message", lambda _unit, command: (command,))):
+        yield
+
+
+@fault
+def worker_with_a_lease_is_given_up() -> Iterator[None]:
+    """An unresponsive worker is shut down although it holds a lease."""
+
+    def give_up(record: worker.Worker, command: worker.GiveUp, at: int) -> Any:
+        return worker._give_up(set_field(record, tasks=()), command, at)
+
+    with replaced_handler(worker.MACHINE, ("UNRESPONSIVE",), worker.GiveUp, give_up):
         yield
 
 

@@ -39,6 +39,12 @@ def leased_job(state: str = attempt.RUNNING, **spec: Any) -> tuple[Lab, Lease]:
     return lab, leased
 
 
+def revoke(lab: Lab, id: str = ID) -> None:
+    """Take the attempt from its worker and queue it again, as an operator does."""
+    for command in (attempt.Stall, attempt.Requeue):
+        lab.do(command(id=id, actor="user:ada"))
+
+
 def live(lab: Lab) -> lease.Lease:
     """Return the live lease of the attempt of `build`."""
     record = lab.attempt("build").lease

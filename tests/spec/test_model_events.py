@@ -31,6 +31,7 @@ def busy() -> Lab:
     lab.after(100).do(job.RetryDue(id="r1/a"))
     lab.claim(lab.attempt("a"))
     lab.after(1).do(worker.MissHealthChecks(id="w1"))
+    lab.after(30).do(attempt.RevokeUnaccepted(id="r1/a.2"))
     lab.after(200).do(worker.GiveUp(id="w1"))
     lab.work("a", by="w2")
     lab.after(1).approve("g")
@@ -255,7 +256,7 @@ WORDS: Final = {
 OURS: Final = {
     JOB: {"created", "approval_opened", "approval_given", "approved", "rejected", "approval_expired"},
     WORKER: {"registered", "capabilities_registered", "drained", "quarantined", "resumed"},
-    ATTEMPT: {"cancel_requested", "acknowledged", "upload_began"},
+    ATTEMPT: {"cancel_requested", "acknowledged", "upload_began", "marked_for_reassignment"},
 }
 
 

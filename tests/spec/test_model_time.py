@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from deltaci.core import attempt, job, lease, run, worker
+from deltaci.core import attempt, job, lease, run
 from deltaci.core.errors import StaleLease
 from deltaci.core.events import Event
 from deltaci.core.instants import SECOND
 from tests.spec.logs import altered, line_of
-from tests.spec.scenes import ID, leased_job
+from tests.spec.scenes import ID, leased_job, revoke
 from tests.support.lab import START, Lab, task
 
 # -- 4: the clock
@@ -152,14 +152,14 @@ def test_more_than_three_lost_leases_fail_the_attempt_as_lease_lost() -> None:
 
 
 @pytest.mark.proves("MOD-5")
-def test_a_worker_that_is_given_up_early_keeps_others_out_until_its_lease_would_have_ended() -> None:
+def test_a_worker_whose_lease_is_revoked_keeps_others_out_until_it_would_have_ended() -> None:
     """It may still be at work: two workers that respect their leases never run an attempt together."""
     lab = Lab().plan(task("build"))
     lab.register("w1")
     granted = lab.claim(lab.attempt("build"), by="w1")
     lab.send(attempt.Heartbeat, granted)
 
-    lab.after(90).do(worker.MissHealthChecks(id="w1"))
+    revoke(lab.after(90))
 
     assert lab.stale(lab.message(attempt.Heartbeat, granted)) == "LEASE_REVOKED"
     assert lab.attempt("build").run_at == START + 120 * SECOND

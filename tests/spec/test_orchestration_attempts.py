@@ -11,7 +11,7 @@ from deltaci.core.decide import CancelJob
 from deltaci.core.events import ORCHESTRATOR
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
-from tests.spec.scenes import ID, MESSAGES, MICROSECOND, leased_job
+from tests.spec.scenes import ID, MESSAGES, MICROSECOND, leased_job, revoke
 from tests.support.lab import Lab, Lease, task
 
 # What a runner says, one message after another, until its attempt is in this state.
@@ -347,11 +347,11 @@ def test_a_runner_cannot_revoke_a_lease(actor: str) -> None:
 
 @pytest.mark.proves("ORC-L5")
 @pytest.mark.parametrize("state", attempt.ACTIVE_STATES)
-def test_the_orchestrator_revokes_the_leases_of_a_worker_that_it_gave_up(state: str) -> None:
+def test_an_operator_revokes_the_lease_of_an_untrusted_worker(state: str) -> None:
     """Whether the lease was acknowledged or not, its runner must not finish the attempt any more."""
     lab, granted = leased_job(state)
 
-    lab.do(worker.MissHealthChecks(id="w1"))
+    revoke(lab)
 
     before = lease.GRANTED if state == attempt.LEASED else lease.ACTIVE
     assert lease_steps(lab)[-2:] == [before, lease.REVOKED]
@@ -386,7 +386,7 @@ def test_complete_and_cancel_ack_count_only_under_the_active_lease(message: type
     elif end == "expired":
         lab.after(lease.TTL_SECONDS)
     else:
-        lab.do(worker.MissHealthChecks(id="w1"))
+        revoke(lab)
     if end == "replaced":
         lab.after(lease.TTL_SECONDS).claim(lab.attempt("build"), by="w2")
     fields = {"is_success": True, "exit_code": 0} if message is attempt.Complete else {}
@@ -427,7 +427,7 @@ def test_any_message_under_an_expired_or_revoked_lease_is_stale(state: str, mess
     if state == lease.EXPIRED:
         lab.after(lease.TTL_SECONDS).do(attempt.Expire(id=ID))
     else:
-        lab.do(worker.MissHealthChecks(id="w1"))
+        revoke(lab)
 
     assert lab.stale(lab.message(message, granted)) == f"LEASE_{state}"
     assert lab.attempt("build").state == attempt.QUEUED

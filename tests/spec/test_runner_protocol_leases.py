@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from deltaci.core import attempt, job, lease, run, worker
+from deltaci.core import attempt, job, lease, run
 from deltaci.core.attempt import LeasedCommand
 from deltaci.core.decide import CancelJob
 from deltaci.core.instants import SECOND
 from tests.spec.logs import altered, decoded, line_of
-from tests.spec.scenes import ID, MICROSECOND, leased_job, live
+from tests.spec.scenes import ID, MICROSECOND, leased_job, live, revoke
 from tests.support.lab import Lab, Lease
 
 
@@ -217,7 +217,7 @@ def make_stale(lab: Lab, cause: str) -> None:
     if cause == "expired":
         lab.after(lease.TTL_SECONDS)
     elif cause == "revoked":
-        lab.do(worker.MissHealthChecks(id="w1"))
+        revoke(lab)
     else:
         lab.do(attempt.Stall(id=ID))
         lab.send(attempt.Ack, lab.after(lease.TTL_SECONDS).claim(lab.attempt("build"), by="w2"))

@@ -134,10 +134,10 @@ def test_a_silent_worker_can_be_drained_and_stays_drained_when_it_returns() -> N
     lab.after(10).do(worker.MissHealthChecks(id="w1"))
 
     lab.do(drain())
-    lab.after(200).do(worker.Recover(id="w1", actor="worker:w1"))
+    lab.after(100).do(worker.Recover(id="w1", actor="worker:w1"))
 
     assert lab.refused(grant(lab, "spare")).code == "not_eligible"
-    assert lab.steps("w1")[-2:] == [worker.UNRESPONSIVE, worker.IDLE]
+    assert lab.steps("w1")[-3:] == [worker.UNRESPONSIVE, worker.IDLE, worker.BUSY]
     lab.verified()
 
 
@@ -231,6 +231,7 @@ def lost_unaccepted(lab: Lab, name: str) -> None:
 def lost_in_silence(lab: Lab, name: str) -> None:
     lab.claim(lab.attempt(name))
     lab.after(1).do(worker.MissHealthChecks(id="w1"))
+    lab.after(lease.TTL_SECONDS).do(attempt.Expire(id=lab.attempt(name).id))
     lab.after(1).do(worker.Recover(id="w1"))
 
 

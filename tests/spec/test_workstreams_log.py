@@ -82,6 +82,7 @@ def eventful() -> Lab:
     lab.plan(task("a"), task("b"), id="r5", is_fail_fast=True)
     lab.claim(lab.attempt("b", run_id="r5"))
     lab.do(worker.MissHealthChecks(id="w1"))
+    lab.after(30).do(attempt.RevokeUnaccepted(id="r5/b.1"))
     lab.work("a", "w2", ok=False, run_id="r5")
     lab.do(worker.GiveUp(id="w1"))
     lab.plan(task("a"), id="r6")

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 
 from deltaci.core import attempt, lease, worker
-from deltaci.core.decide import CancelJob
+from deltaci.core.decide import CancelJob, decide
+from deltaci.core.errors import NotLoaded
+from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command
 from deltaci.core.status.workstreams import worker_state
+from deltaci.core.unit_of_work import UnitOfWork
 from tests.spec.logs import altered, decoded, exported, last_step, violations
 from tests.spec.scenes import busy, grant
-from tests.support.lab import Lab, Lease, task
+from tests.support.lab import START, Lab, Lease, task
 
 
 def silent() -> tuple[Lab, Lease]:
@@ -25,61 +28,117 @@ def silent() -> tuple[Lab, Lease]:
 # -- silence
 
 
-@pytest.mark.proves("WST-K4", "WST-KI4")
-def test_a_silent_worker_loses_all_that_it_held_and_its_tasks_go_to_others() -> None:
-    """Its task is queued again, but not before its old lease would have ended: two never run it together."""
-    lab, leases = busy("a", "b", slots=2)
-    lab.register("w2", slots=2)
+@pytest.mark.proves("WST-K4", "WST-KA4", "MOD-12")
+def test_a_silent_worker_keeps_its_leases_which_are_marked_with_their_ends() -> None:
+    """An attempt whose cancel was requested is not marked, because it goes to no other worker."""
+    lab, leases = busy("a", "b", "c", slots=3)
+    lab.do(CancelJob(id="r1/c", actor="user:ada"))
+    lab.after(30).send(attempt.Heartbeat, leases[1])
 
-    lab.after(10).do(worker.MissHealthChecks(id="w1"))
+    decision = lab.after(10).do(worker.MissHealthChecks(id="w1"))
 
     assert last_step(lab, "w1") == ("busy", "unresponsive", "health_check_timeout", "error")
-    assert lab.worker_record("w1").tasks == ()
-    for name in "ab":
-        lost = lab.attempt(name)
-        assert (lost.state, lost.lease, lost.ended_lease and lost.ended_lease.state) == (
-            attempt.QUEUED,
-            None,
-            lease.REVOKED,
-        )
-        assert lab.refused(grant(lab, name, "w2")).code == "not_due"
-    assert {lab.stale(lab.message(attempt.Complete, granted, is_success=True, exit_code=0)) for granted in leases} == {
-        "LEASE_REVOKED"
-    }
-    lab.after(110)
-    for name in "ab":
-        lab.claim(lab.attempt(name), by="w2")
-        assert lab.job(name).worker_id == "w2"
+    assert [(event.entity_id, event.trigger, event.metadata) for event in decision.events] == [
+        ("w1", "health_check_timeout", {"attempts": ["r1/a.1", "r1/b.1", "r1/c.1"]}),
+        ("r1/a.1", "marked_for_reassignment", {"reassign_at": START + 120 * SECOND, "worker_id": "w1"}),
+        ("r1/b.1", "marked_for_reassignment", {"reassign_at": START + 150 * SECOND, "worker_id": "w1"}),
+    ]
+    assert lab.worker_record("w1").tasks == ("r1/a.1", "r1/b.1", "r1/c.1")
+    assert [lab.attempt(name).state for name in "abc"] == ["RUNNING", "RUNNING", "CANCEL_REQUESTED"]
+    assert lab.refused(attempt.Expire(id="r1/a.1")).code == "not_due"
     lab.verified()
 
 
-@pytest.mark.proves("WST-K4")
-def test_losing_one_task_may_cancel_another_of_the_same_worker() -> None:
-    """The first task fails its fail-fast family, which asks the second to stop: that one keeps its lease until then."""
-    lab = Lab()
-    lab.register("w1", slots=2)
-    family: dict[str, Any] = {"family": "m", "is_family_fail_fast": True, "max_lost_leases": 0, "max_attempts": 1}
-    lab.plan(task("a", **family), task("b", **family))
-    for name in "ab":
-        lab.claim(lab.attempt(name))
+@pytest.mark.proves("WST-K4", "MOD-12")
+def test_an_unaccepted_lease_of_a_silent_worker_is_marked_with_the_end_of_its_accept_window() -> None:
+    """The accept window ends it before the TTL."""
+    lab = Lab().plan(task("a"))
+    lab.register("w1")
+    lab.claim(lab.attempt("a"))
 
+    decision = lab.after(10).do(worker.MissHealthChecks(id="w1"))
+
+    assert decision.events[-1].metadata["reassign_at"] == START + 30 * SECOND
+    lab.after(20).do(attempt.RevokeUnaccepted(id="r1/a.1"))
+    assert lab.attempt("a").state == attempt.QUEUED
+    lab.verified()
+
+
+@pytest.mark.proves("WST-KA4")
+@pytest.mark.parametrize("change", ["missing", "earlier", "of another", "not silent", "given up"])
+def test_the_verifier_finds_a_wrong_mark_of_a_silent_worker(change: str) -> None:
+    """A forged mark, or none, would hide when the task goes to another worker."""
+    lab, _ = silent()
+    lines = decoded(lab.canonical())
+    number = next(n for n, line in enumerate(lines) if line["trigger"] == "marked_for_reassignment")
+
+    def alter(log: list[dict[str, Any]]) -> None:
+        if change == "missing":
+            del log[number]
+        elif change == "earlier":
+            log[number]["metadata"]["reassign_at"] = log[number]["at"]
+        elif change == "of another":
+            log[number]["metadata"]["worker_id"] = "w2"
+        elif change == "not silent":
+            del log[number - 1]
+        else:
+            log.append({**log[number - 1], "seq": 99, "rev": log[number - 1]["rev"] + 1, "from": "UNRESPONSIVE"})
+            log[-1].update(to="SHUTDOWN", trigger="max_timeout_exceeded", severity="info", metadata={"reason": "GONE"})
+
+    assert ("WST-KG3" if change == "given up" else "WST-KA4") in altered(lab.canonical(), alter)
+
+
+@pytest.mark.proves("MOD-12")
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_only_older_logs_have_leases_that_ended_by_silence(is_marked: bool) -> None:
+    """Earlier versions revoked the leases of a silent worker at once. A log with marks is not such a log."""
+    lab, _ = silent()
+    for command in (attempt.Stall, attempt.Requeue):
+        lab.do(command(id="r1/a.1"))
+
+    def as_before(log: list[dict[str, Any]]) -> None:
+        [mark] = [line for line in log if line["trigger"] == "marked_for_reassignment"]
+        [stalled] = [line for line in log if line["trigger"] == "stalled"]
+        stalled["metadata"]["reason"] = "WORKER_LOST"
+        [released] = [line for line in log if line["trigger"] == "task_completed"]
+        released["metadata"]["troubles"] = 1
+        if not is_marked:
+            log.remove(mark)
+            for line in log:
+                if line["entity_id"].startswith("r1/a.1") and line["seq"] > mark["seq"]:
+                    line["rev"] -= 1
+
+    assert altered(lab.canonical(), as_before) == ({"MOD-12"} if is_marked else set())
+
+
+@pytest.mark.proves("WST-KI2", "MOD-12")
+@pytest.mark.parametrize("message", [attempt.Heartbeat, attempt.Extend, attempt.Start, attempt.Complete])
+def test_a_message_under_a_live_lease_recovers_its_worker_first(message: type[attempt.LeasedCommand]) -> None:
+    """In the same decision. The recovered worker is busy with all of its leases, and takes work again."""
+    lab, leases = busy("a", "b", slots=3)
     lab.after(10).do(worker.MissHealthChecks(id="w1"))
+    fields = {"is_success": True, "exit_code": 0} if message is attempt.Complete else {}
 
-    assert (lab.attempt("a").state, lab.attempt("b").state) == (attempt.FAILED, attempt.CANCEL_REQUESTED)
-    assert lab.attempt("b").lease is not None
-    assert worker_state(lab.worker_record("w1")) == "unresponsive"
+    decision = lab.after(100).do(lab.message(message, leases[0], **fields))
+
+    assert [(event.from_, event.to) for event in decision.events[:2]] == [("UNRESPONSIVE", "IDLE"), ("IDLE", "BUSY")]
+    assert lab.worker_record("w1").tasks == (("r1/b.1",) if message is attempt.Complete else ("r1/a.1", "r1/b.1"))
+    lab.claim(lab.attempt("spare"))
     lab.verified()
 
 
-@pytest.mark.proves("WST-KI2")
-def test_a_heartbeat_of_a_silent_worker_does_not_count() -> None:
-    """Its lease is gone; to keep a task alive it would need one."""
-    lab, granted = silent()
+@pytest.mark.proves("WST-KI2", "MOD-12")
+def test_a_message_of_a_healthy_worker_does_not_load_its_record() -> None:
+    """A heartbeat costs no more than before: only a mark on the attempt makes the decision read the worker."""
+    lab, (granted,) = busy("a")
+    healthy = UnitOfWork({"r1/a.1": lab.attempt("a")})
+    lab.after(2).do(worker.MissHealthChecks(id="w1"))
+    silent_unit = UnitOfWork({"r1/a.1": lab.attempt("a")})
+    heartbeat = lab.message(attempt.Heartbeat, granted)
 
-    reason = lab.stale(lab.message(attempt.Heartbeat, granted))
-
-    assert reason == "LEASE_REVOKED"
-    assert worker_state(lab.worker_record("w1")) == "unresponsive"
+    assert decide(healthy, heartbeat, lab.now).events[0].trigger == "heartbeat"
+    with pytest.raises(NotLoaded, match="w1"):
+        decide(silent_unit, heartbeat, lab.now)
 
 
 @pytest.mark.proves("WST-KI2", "WST-KG5")
@@ -123,33 +182,13 @@ def test_a_stale_or_repeated_message_does_not_recover_a_worker() -> None:
 
 
 def stopping() -> Lab:
-    """w1 fell silent with `a`, which it was asked to stop, and with `b`, which it lost."""
-    lab, _ = busy("a", "b", slots=2)
+    """w1 fell silent with `a`, which it was asked to stop, and lost `b`, whose lease ended."""
+    lab, (a, _) = busy("a", "b", slots=2)
+    lab.after(60).send(attempt.Heartbeat, a)
     lab.do(CancelJob(id="r1/a", actor="user:ada"))
-    lab.after(10).do(worker.MissHealthChecks(id="w1"))
+    lab.do(worker.MissHealthChecks(id="w1"))
+    lab.after(60).do(attempt.Expire(id="r1/b.1"))
     return lab
-
-
-@pytest.mark.proves("WST-K4", "WST-KI4")
-def test_a_silent_worker_keeps_only_what_it_was_asked_to_stop() -> None:
-    """That lease still lives, and its deadline ends it; the others are lost and released one by one."""
-    lab, (*_, asked) = busy("a", "b", "c", slots=3)
-    lab.do(CancelJob(id="r1/c", actor="user:ada"))
-
-    decision = lab.after(10).do(worker.MissHealthChecks(id="w1"))
-
-    messages = [
-        (event.from_, event.to, event.trigger, event.metadata) for event in decision.events if event.entity == "worker"
-    ]
-    assert messages == [
-        ("BUSY", "UNRESPONSIVE", "health_check_timeout", {"attempts": ["r1/a.1", "r1/b.1", "r1/c.1"]}),
-        ("UNRESPONSIVE", "UNRESPONSIVE", "task_completed", {"attempt_id": "r1/a.1", "tasks": 2, "troubles": 1}),
-        ("UNRESPONSIVE", "UNRESPONSIVE", "task_completed", {"attempt_id": "r1/b.1", "tasks": 1}),
-    ]
-    assert lab.worker_record("w1").tasks == ("r1/c.1",)
-    assert [lab.attempt(name).state for name in "abc"] == ["QUEUED", "QUEUED", "CANCEL_REQUESTED"]
-    assert lab.send(attempt.CancelAck, asked).state == attempt.CANCELED
-    lab.verified()
 
 
 @pytest.mark.proves("WST-KI4")
@@ -189,7 +228,7 @@ def test_a_silent_worker_is_not_shut_down_while_it_holds_a_lease(order: type[Com
     lab = stopping()
 
     early = lab.refused(worker.GiveUp(id="w1"))
-    lab.after(110).do(order(id="r1/a.1"))
+    lab.after(60).do(order(id="r1/a.1"))
     granted = (worker_state(lab.worker_record("w1")), lab.worker_record("w1").tasks)
     lab.do(worker.GiveUp(id="w1"))
 
@@ -212,7 +251,7 @@ def test_a_worker_that_comes_back_with_a_lease_is_busy_in_the_same_decision() ->
     assert decision.events[-1].metadata == {"attempt_id": "r1/a.1", "tasks": 1}
     lab.claim(lab.attempt("spare"))
     lab.register("w2")
-    lab.after(120).claim(lab.attempt("b"), by="w2")
+    lab.claim(lab.attempt("b"), by="w2")
     assert lab.worker_record("w1").tasks == ("r1/a.1", "r1/spare.1")
     lab.verified()
 
@@ -226,6 +265,8 @@ def test_a_shutdown_that_was_asked_for_survives_the_silence(is_stopping: bool) -
     if is_stopping:
         lab.do(CancelJob(id="r1/a", actor="user:ada"))
     lab.do(worker.MissHealthChecks(id="w1"))
+    if not is_stopping:
+        lab.after(lease.TTL_SECONDS).do(attempt.Expire(id="r1/a.1"))
 
     lab.do(worker.Recover(id="w1"))
 
@@ -260,6 +301,7 @@ def test_a_silent_worker_gets_no_work_until_its_own_message() -> None:
 def test_a_worker_that_answers_again_is_idle_and_takes_work() -> None:
     """What it lost stays lost; it starts afresh."""
     lab, _ = silent()
+    lab.after(110).do(attempt.Expire(id="r1/a.1"))
 
     lab.do(worker.Recover(id="w1", actor="worker:w1"))
 
@@ -272,15 +314,16 @@ def test_a_worker_that_answers_again_is_idle_and_takes_work() -> None:
 
 @pytest.mark.proves("WST-K6", "WST-KI4")
 def test_a_worker_that_stays_silent_is_given_up_and_holds_nothing() -> None:
-    """Its tasks were handed on when it fell silent; nothing is left behind."""
+    """Its tasks are handed on when their leases end; nothing is left behind."""
     lab, granted = silent()
+    lab.after(110).do(attempt.Expire(id="r1/a.1"))
 
     lab.do(worker.GiveUp(id="w1"))
 
     assert last_step(lab, "w1") == ("unresponsive", "shutdown", "max_timeout_exceeded", "info")
     assert lab.worker_record("w1").tasks == ()
     assert lab.attempt("a").lease is None
-    assert lab.stale(lab.message(attempt.Heartbeat, granted)) == "LEASE_REVOKED"
+    assert lab.stale(lab.message(attempt.Heartbeat, granted)) == "LEASE_EXPIRED"
     assert lab.refused(grant(lab, "spare")).code == "wrong_state"
     lab.verified()
 

@@ -183,9 +183,12 @@ class Invariants:
                 assert 1 <= len(leased) <= record.max_concurrent_tasks, f"worker 1: {record} and leases {leased}"
             case "UNRESPONSIVE":
                 self.counts["worker 4"] += 1
-                # Their cancel was requested, and its deadline ends them.
+                # The ends of their leases release them; a requested cancel is ended by its deadline, too.
                 attempts = [self._lab.unit.attempt(id) for id in leased]
-                assert all(a.state == "CANCEL_REQUESTED" and a.cancel_by for a in attempts), f"worker 4: {record}"
+                ends = [
+                    a.cancel_by if a.state == "CANCEL_REQUESTED" else a.lease and a.lease.reassign_at for a in attempts
+                ]
+                assert all(ends), f"worker 4: {record} has leases without an end: {attempts}"
             case "SHUTDOWN":
                 self.counts["worker 3"] += record.id in self._leaving
                 assert not leased, f"worker 3: {record} has leases {leased}"

@@ -51,6 +51,7 @@ ACTIVE_STATES: Final = (LEASED, STARTING, RUNNING, UPLOADING)  # The attempt is 
 # The triggers of transitions for which document 004 has no event type.
 ACKNOWLEDGED: Final = "acknowledged"
 UPLOAD_BEGAN: Final = "upload_began"
+MARKED_FOR_REASSIGNMENT: Final = "marked_for_reassignment"
 
 MAX_LOST_LEASES: Final = 3
 TIMEOUT_SECONDS: Final = 3600
@@ -59,11 +60,11 @@ MAX_AVOIDED: Final = 8  # Only the latest are kept: an old failure says little a
 # Why an attempt became STALE. The orchestrator detects the first three itself.
 LEASE_EXPIRED: Final = "LEASE_EXPIRED"
 NOT_ACCEPTED: Final = "NOT_ACCEPTED"
-WORKER_LOST: Final = "WORKER_LOST"
+WORKER_LOST: Final = "WORKER_LOST"  # Only in older logs, in which missed health checks ended leases.
 STALLED: Final = "STALLED"
 HANDED_BACK: Final = "HANDED_BACK"
 # The reasons of `Stall`, and whether each counts as a lost lease.
-STALL_REASONS: Final = {STALLED: True, WORKER_LOST: True, HANDED_BACK: False}
+STALL_REASONS: Final = {STALLED: True, HANDED_BACK: False}
 DETECTED_LOST: Final = frozenset({LEASE_EXPIRED, NOT_ACCEPTED, WORKER_LOST})
 # Requeued in the same decision: if the caller died in between, nothing else would requeue the attempt.
 REQUEUED_IMMEDIATELY: Final = DETECTED_LOST | {HANDED_BACK}
@@ -117,6 +118,11 @@ class Attempt(Record, frozen=True, kw_only=True):
     def times_out_at(self) -> int:
         """When the job timeout ends: `timeout_seconds` after the attempt entered RUNNING, 0 before that."""
         return self.started_at + self.timeout_seconds * SECOND if self.started_at else 0
+
+    @property
+    def reassign_at(self) -> int:
+        """When the lease ends without a heartbeat, if the attempt is marked for reassignment; otherwise 0."""
+        return self.lease.reassign_at if self.lease is not None and self.state in ACTIVE_STATES else 0
 
 
 class Publish(Command, frozen=True, kw_only=True):
@@ -239,6 +245,10 @@ class Stall(Command, frozen=True, kw_only=True):
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
 
     reason: str = STALLED
+
+
+class MarkForReassignment(Command, frozen=True, kw_only=True):
+    """Record when the lease ends if its worker, which is unresponsive, sends no more message under it."""
 
 
 class Requeue(Command, frozen=True, kw_only=True):
@@ -444,9 +454,20 @@ def _revoke_unaccepted(attempt: Attempt, _command: RevokeUnaccepted, at: int) ->
 
 def _stall(attempt: Attempt, command: Stall, at: int) -> Transition:
     is_lost = STALL_REASONS.get(command.reason)
-    if is_lost is None or (command.reason == WORKER_LOST and command.actor != ORCHESTRATOR):
+    if is_lost is None:
         raise Refused("bad_request", f"an attempt is stalled as {STALLED} or {HANDED_BACK}, not as {command.reason}")
     return _stale(attempt, lease.Revoke, at, command.reason, is_lost=is_lost)
+
+
+def _mark_for_reassignment(attempt: Attempt, _command: MarkForReassignment, _at: int) -> Transition:
+    live_lease = attempt.lease
+    if live_lease is None:
+        raise Refused("wrong_state", f"attempt {attempt.id} has no live lease; there is nothing to reassign")
+    reassign_at = live_lease.expires_at
+    if live_lease.state == lease.GRANTED:
+        reassign_at = min(reassign_at, live_lease.accept_by)
+    marked_lease = msgspec.structs.replace(live_lease, reassign_at=reassign_at)
+    return attempt.state, {"lease": marked_lease}, {"reassign_at": reassign_at, "worker_id": live_lease.worker_id}
 
 
 def _requeue(attempt: Attempt, _command: Requeue, at: int) -> Transition:
@@ -635,7 +656,10 @@ MACHINE: Final[Machine[Attempt]] = Machine(
     Rule(CANCEL_REQUESTED, RevokeUnaccepted, (Target(CANCELED, "failed", WARNING),), _force_unaccepted, ORCHESTRATOR,
          "the runner that was to stop never accepted the job", ("MOD-3",)),
     *(Rule(s, Stall, (Target(STALE, "stalled", WARNING),), _stall,
-           ORCHESTRATOR, "its worker is lost or not trusted, or handed it back", ("QUE-T9", "QUE-T10", "WST-KA4"))
+           ORCHESTRATOR, "its worker is lost or not trusted, or handed it back", ("QUE-T9", "QUE-T10"))
+      for s in ACTIVE_STATES),
+    *(Rule(s, MarkForReassignment, (Target(s, MARKED_FOR_REASSIGNMENT, WARNING),), _mark_for_reassignment,
+           ORCHESTRATOR, "its worker is unresponsive; without a message its lease ends then", ("WST-KA4", "MOD-12"))
       for s in ACTIVE_STATES),
     Rule(STALE, Requeue, (Target(QUEUED, "requeued"), Target(FAILED, "failed", WARNING)), _requeue, ORCHESTRATOR,
          "claimable again, or failed after too many lost leases", ("ORC-A7", "QUE-T11", "MOD-5")),
@@ -678,12 +702,12 @@ def decide(attempt: Attempt, command: Command, at: int, events: list[Event]) -> 
             return attempt
         at = at if at > attempt.updated_at else attempt.updated_at
         lease.check_fence(attempt.lease, attempt.ended_lease, command.lease, worker_id, at)
-        if type(command) is Heartbeat and _is_late(attempt, command):
+        if type(command) is Heartbeat and is_late(attempt, command):
             return attempt
     return MACHINE.decide(attempt, command, at, events)
 
 
-def _is_late(attempt: Attempt, heartbeat: Heartbeat) -> bool:
+def is_late(attempt: Attempt, heartbeat: Heartbeat) -> bool:
     """Return whether this heartbeat, or a later one, was applied under the live lease."""
     number, live_lease = heartbeat.sequence_no, attempt.lease
     return number is not None and live_lease is not None and number <= live_lease.last_heartbeat_no

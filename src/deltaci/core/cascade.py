@@ -51,15 +51,6 @@ class CancelLiveJob(Command, frozen=True, kw_only=True):
     reason: str
 
 
-class StallLiveAttempt(Command, frozen=True, kw_only=True):
-    """Stall an attempt if it is active when this command is applied; otherwise do nothing.
-
-    When a worker loses several leases at once, losing one may fail its job, which may cancel the jobs of others.
-    """
-
-    reason: str
-
-
 FollowUp = Callable[[UnitOfWork, Event], Iterable[Command]]
 
 
@@ -244,11 +235,8 @@ def open_job(ready_job: job.Job) -> Command:
     return job.OpenApproval(id=ready_job.id) if ready_job.spec.kind == job.APPROVAL else job.Schedule(id=ready_job.id)
 
 
-def resolve(unit: UnitOfWork, command: CancelLiveJob | StallLiveAttempt) -> Command | None:
-    """Return the command to apply instead, by the current state of the record, or None if nothing is to be done."""
-    if isinstance(command, StallLiveAttempt):
-        is_active = unit.attempt(command.id).state in attempt.ACTIVE_STATES
-        return attempt.Stall(id=command.id, reason=command.reason, request_id=command.request_id) if is_active else None
+def resolve(unit: UnitOfWork, command: CancelLiveJob) -> Command | None:
+    """Return the command to apply instead, by the current state of the job, or None if the job has ended."""
     live_job = unit.job(command.id)
     if live_job.state in job.TERMINAL:
         return None
@@ -292,11 +280,12 @@ def _pass_run_without_validation(unit: UnitOfWork, event: Event) -> Iterable[Com
         yield run.Validate(id=event.run_id, is_passed=True)
 
 
-def _stall_tasks(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+def _mark_tasks(unit: UnitOfWork, event: Event) -> Iterable[Command]:
     unit.require(event.metadata["attempts"])
     for id in event.metadata["attempts"]:
-        # An attempt whose cancel was requested keeps its lease: the deadline or the end of the lease finishes it.
-        yield StallLiveAttempt(id=id, reason=attempt.WORKER_LOST)
+        # An attempt whose cancel was requested goes to no other worker.
+        if unit.attempt(id).state in attempt.ACTIVE_STATES:
+            yield attempt.MarkForReassignment(id=id)
 
 
 def _settle_recovered_worker(unit: UnitOfWork, event: Event) -> Iterable[Command]:
@@ -345,8 +334,8 @@ CASCADE: Final[tuple[CascadeRule, ...]] = (
                 "a run without a final validation passes it"),
     CascadeRule(RUN, (run.CANCEL_REQUESTED, run.FAILED, run.TIMEOUT), _cancel_open_jobs,
                 "the remaining jobs are cancelled"),
-    CascadeRule(WORKER, (worker.UNRESPONSIVE,), _stall_tasks,
-                "an unresponsive worker loses its leases"),
+    CascadeRule(WORKER, (worker.UNRESPONSIVE,), _mark_tasks,
+                "the attempts of an unresponsive worker are reassigned when their leases end"),
     CascadeRule(WORKER, (worker.IDLE,), _settle_recovered_worker,
                 "a recovered worker resumes its tasks, or shuts down if that was requested"),
 )

@@ -21,7 +21,6 @@ from deltaci.core.cascade import (
     CreateRecords,
     FollowUp,
     NewRecord,
-    StallLiveAttempt,
     cancel_job,
     resolve,
 )
@@ -214,7 +213,7 @@ def _apply_with_follow_ups(unit: UnitOfWork, command: Command, at: int) -> Recor
             part, is_submitted, may_refuse = pending_commands.popleft()
             if command.request_id and not part.request_id:
                 part = msgspec.structs.replace(part, request_id=command.request_id)
-            if isinstance(part, (CancelLiveJob, StallLiveAttempt)):
+            if isinstance(part, CancelLiveJob):
                 resolved = resolve(unit, part)
                 if resolved is None:
                     continue
@@ -328,16 +327,22 @@ def _expand(unit: UnitOfWork, command: Command) -> Iterable[Command]:
 def _expand_message(unit: UnitOfWork, command: attempt.LeasedCommand) -> Iterable[Command]:
     """Return the message, after a command that recovers its worker if that is unresponsive.
 
-    Only for an attempt with a requested cancel. An unresponsive worker has lost its other leases.
+    The worker is loaded only if it may be unresponsive: when it became so, its leases were marked for reassignment,
+    except those of attempts with a requested cancel.
     """
     existing = unit.find(command.id)
     if not isinstance(existing, attempt.Attempt):
         raise lease.unknown_attempt(command.id)
-    if existing.state == attempt.CANCEL_REQUESTED and not is_repeat(existing, command):
-        sender = unit.worker(command.actor.partition(":")[2])
-        if sender is not None and worker.MACHINE.rule(sender.state, worker.Recover):
-            return worker.Recover(id=sender.id), command
-    return (command,)
+    live_lease = existing.lease
+    if live_lease is None or not (live_lease.reassign_at or existing.state == attempt.CANCEL_REQUESTED):
+        return (command,)
+    is_late = type(command) is attempt.Heartbeat and attempt.is_late(existing, command)
+    if is_late or is_repeat(existing, command):
+        return (command,)
+    sender = unit.worker(command.actor.partition(":")[2])
+    if sender is None or not worker.is_unresponsive(sender):
+        return (command,)
+    return worker.Recover(id=sender.id, actor=command.actor), command
 
 
 def _expand_new_record(unit: UnitOfWork, command: NewRecord) -> Iterable[Command]:

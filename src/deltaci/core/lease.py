@@ -37,7 +37,8 @@ class Lease(Stateful, frozen=True, kw_only=True):
     """The worker that may execute an attempt, until when, and the hash of the lease id that its messages carry.
 
     With `salt` and a secret key, the server can compute the lease id again; `salt` alone reveals nothing. It is empty
-    if the id was random, so that it cannot be computed again.
+    if the id was random, so that it cannot be computed again. `reassign_at` is when the lease ends unless its worker,
+    which became unresponsive, sends a message under it; 0 after such a message.
     """
 
     number: int
@@ -48,6 +49,7 @@ class Lease(Stateful, frozen=True, kw_only=True):
     expires_at: int
     salt: str = ""
     last_heartbeat_no: int = -1  # The highest number of a heartbeat under this lease.
+    reassign_at: int = 0
 
 
 class Grant(Command, frozen=True, kw_only=True):
@@ -207,7 +209,7 @@ def change(lease: Lease, command_type: type[Command], at: int) -> Lease:
     unconditional = _UNCONDITIONAL.get((lease.state, command_type))
     if unconditional is not None:
         expires_at = _renewed_expiry(lease, at) if unconditional[1] else lease.expires_at
-        return msgspec.structs.replace(lease, state=unconditional[0], expires_at=expires_at)
+        return msgspec.structs.replace(lease, state=unconditional[0], expires_at=expires_at, reassign_at=0)
     rule = MACHINE.rule(lease.state, command_type)
     if rule is None:
         raise MACHINE.refusal(lease, command_type)

@@ -91,7 +91,7 @@ class Release(Command, frozen=True, kw_only=True):
 
 
 class MissHealthChecks(Command, frozen=True, kw_only=True):
-    """Mark the worker as unresponsive, because it missed too many health checks in a row."""
+    """Mark the worker as unresponsive, because it missed too many health checks in a row. It keeps its leases."""
 
 
 class Recover(Command, frozen=True, kw_only=True):
@@ -393,6 +393,11 @@ def may_return(record: Worker) -> bool:
 def is_unresponsive(record: Worker) -> bool:
     """Return whether the worker is unresponsive, so that its next message recovers it."""
     return MACHINE.changes(record.state, Recover)
+
+
+def is_unresponsive_without_lease(record: Worker) -> bool:
+    """Return whether the worker may be shut down because of its silence."""
+    return MACHINE.changes(record.state, GiveUp) and not record.tasks
 
 
 def accepts_work(record: Worker) -> bool:

@@ -17,7 +17,7 @@ from deltaci.core.worker import Worker
 
 HEALTH_SECONDS: Final = 20  # A worker that sends nothing for so long has missed one health check.
 MAX_MISSED_CHECKS: Final = 3  # A worker that misses so many in a row is silent; a busy one becomes unresponsive.
-MAX_SILENT_SECONDS: Final = 600  # A worker that is silent for so long is shut down.
+MAX_SILENT_SECONDS: Final = 600  # A worker that is silent for so long is shut down, if it holds no lease.
 PROBATION_SECONDS: Final = 900  # A quarantined worker is tried again after so long: it may be the only one.
 
 
@@ -56,7 +56,8 @@ def next_command(
     """Return the command that is due for a worker, or None.
 
     `Recover` is due for an unresponsive worker that has sent a message since, `MissHealthChecks` for a silent one,
-    `Resume` for a quarantined one after its probation, and `GiveUp` or `Shutdown` after a very long silence.
+    `Resume` for a quarantined one after its probation, and `GiveUp` or `Shutdown` after a very long silence. A worker
+    that holds a lease is not given up.
     """
     silent_for = silence(record, last_seen_at, observed_since, now)
     is_probation_over = now - record.held_at >= round(limits.probation_seconds * SECOND)
@@ -68,7 +69,7 @@ def next_command(
         return worker.MissHealthChecks(**command_fields)
     if is_responsive and worker.is_quarantined(record) and is_probation_over:
         return worker.Resume(**command_fields)
-    if silent_for >= limits.shut_down_after and worker.MACHINE.changes(record.state, worker.GiveUp):
+    if silent_for >= limits.shut_down_after and worker.is_unresponsive_without_lease(record):
         return worker.GiveUp(**command_fields)
     if silent_for >= limits.shut_down_after and worker.MACHINE.changes(record.state, worker.Shutdown):
         return worker.Shutdown(**command_fields, reason=worker.PRESUMED_GONE)

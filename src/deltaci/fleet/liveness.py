@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.core import worker
+from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused
 from deltaci.core.events import WORKER, Event, worker_actor
 from deltaci.core.ids import worker_name
@@ -39,7 +40,8 @@ MAX_SKIPPED_CHECKS: Final = (
 )
 RETRY_SECONDS: Final = 1.0
 # After these events, a worker's record differs only in what the event itself says.
-SELF_CONTAINED_TRIGGERS: Final = frozenset({"task_assigned", "task_completed"})
+TASK_ASSIGNED: Final = "task_assigned"
+SELF_CONTAINED_TRIGGERS: Final = frozenset({TASK_ASSIGNED, "task_completed"})
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -123,7 +125,11 @@ class Fleet:
                 self._has_stale.set()
             elif event.rev > cached_record.rev:
                 updated_record = msgspec.structs.replace(
-                    cached_record, state=event.to, rev=event.rev, updated_at=event.at
+                    cached_record,
+                    state=event.to,
+                    rev=event.rev,
+                    updated_at=event.at,
+                    tasks=_tasks_after(cached_record.tasks, event),
                 )
                 self._workers[event.tenant, worker_name(event.entity_id)] = updated_record
 
@@ -283,15 +289,23 @@ class Fleet:
 
     # -- health checks
 
-    async def mark_alive(self, tenant: str, ids: Collection[str]) -> None:
-        """Submit `Recover` for each of these workers that is unresponsive.
+    async def mark_alive(self, tenant: str, ids: Collection[str], results: Sequence[Decision | Refused] = ()) -> None:
+        """Submit `Recover` for each of these workers, which sent a message, that is unresponsive.
 
-        Called before a message of them is processed.
+        `results` are those of messages under leases: they recover the worker in the same transaction if its lease is
+        live, but not if it has ended.
         """
-        for id in ids:
-            record = self._cached(tenant, id)
-            if record is not None and worker.is_unresponsive(record):
-                await self._submit([worker.Recover(id=id, actor=worker_actor(id))])
+        if not self._unresponsive(tenant, ids):
+            return
+        for result in results:
+            for record in result.changed.values() if isinstance(result, Decision) else ():
+                if isinstance(record, Worker):
+                    self._cache_record(record)
+        await self._submit([worker.Recover(id=id, actor=worker_actor(id)) for id in self._unresponsive(tenant, ids)])
+
+    def _unresponsive(self, tenant: str, ids: Iterable[str]) -> list[str]:
+        records = [self._cached(tenant, id) for id in ids]
+        return [record.id for record in records if record is not None and worker.is_unresponsive(record)]
 
     async def check_health(self) -> None:
         """Exchange heartbeat times with the other servers, then submit the command that is due for each worker."""
@@ -347,6 +361,13 @@ class Fleet:
                 LOGGER.warning("cannot check the health of workers: %s; retrying", error)
             except Exception:
                 LOGGER.exception("internal error while checking the health of workers; retrying")
+
+
+def _tasks_after(tasks: tuple[str, ...], event: Event) -> tuple[str, ...]:
+    """Return a worker's tasks after an event with one of the `SELF_CONTAINED_TRIGGERS`."""
+    id = event.metadata["attempt_id"]
+    other_tasks = tuple(task for task in tasks if task != id)
+    return (*other_tasks, id) if event.trigger == TASK_ASSIGNED else other_tasks
 
 
 def _wake(waiters: Iterable[asyncio.Future[None]]) -> None:

@@ -246,6 +246,8 @@ class People:
 
     def on_event(self, event: Event) -> None:
         """React to a committed event: schedule what users do because of it."""
+        if event.entity == "attempt" and event.run_id and event.actor.startswith("worker:"):
+            self._watch_silence(event)
         if event.from_ == event.to:
             self._on_hold(event)
             return
@@ -368,6 +370,20 @@ class People:
             self._client.spawn_later(wait_seconds, partial(self._client.submit, "requeue", requeue, random))
 
     # -- workers
+
+    def _watch_silence(self, event: Event) -> None:
+        """Check the worker's health some time after its message about an attempt, for half of all attempts."""
+        random = Random(f"{self._scenario.seed} {event.entity_id} watched")
+        if self._scenario.probabilities.get("silence") and random.random() < 0.5:
+            seconds = self._scenario.ttl_seconds * (0.5 + 0.4 * random.random())
+            self._client.spawn_later(seconds, partial(self._check_silence, event))
+
+    async def _check_silence(self, event: Event) -> None:
+        """Report that the worker missed its health checks if it sent no message about the attempt since this event."""
+        attempt, id = self._history.entities.get(event.entity_id), event.actor.partition(":")[2]
+        if isinstance(attempt, TrackedAttempt) and attempt.rev == event.rev and id in self._history.workers:
+            miss = worker.MissHealthChecks(id=id, request_id=f"{id} silent {event.entity_id} {event.rev}")
+            await self._client.submit("miss", miss, self._random_for(event))
 
     def _on_hold(self, event: Event) -> None:
         """Resume a worker some time after it was put on hold; meanwhile it may be quarantined or registered again."""

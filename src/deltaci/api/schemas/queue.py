@@ -53,7 +53,10 @@ class RunningEntry(QueueEntry, frozen=True, kw_only=True):
     schema_name: ClassVar[str] = "UnderWay"
 
     worker_id: str
-    reasons: Annotated[list[Reason], doc("set while it has not started yet or is being stopped; usually empty")]
+    reasons: Annotated[
+        list[Reason],
+        doc("set if it has not started yet, its worker is silent, or it is being stopped"),
+    ]
 
 
 class SharedReason(ResponseSchema, frozen=True, kw_only=True):

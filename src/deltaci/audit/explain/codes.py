@@ -26,6 +26,7 @@ WAITS: Final[Mapping[str, str]] = {
     "not_before": "it is scheduled for later",
     "planning": "the run has no plan yet",
     "stopping": "it was cancelled, and a worker has not stopped yet",
+    "worker_silent": "its worker stopped answering; without a heartbeat it is requeued when its lease ends",
     "stalled": "a person took it from its worker, and it has to be requeued by hand",
     "more": "more reasons of this kind are omitted",
 }
@@ -58,6 +59,7 @@ STEPS: Final[Mapping[str, str]] = {
     "enqueued": "it was queued",
     "claimed": "a worker claimed it",
     "claimed_again": "a worker claimed it after another had lost it or handed it back",
+    "marked_for_reassignment": "its worker stopped answering; when its lease would end",
     "lease_lost": "its worker lost it: which worker, how, how often",
     "handed_back": "its worker handed it back",
     "requeued": "it was requeued",

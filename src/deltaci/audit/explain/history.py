@@ -174,6 +174,12 @@ def _attempt_stalled(context: ExplainContext, event: Event) -> CodedText:
     return "lease_lost", f"{text} That was loss {loss_count}, and {allowance_text}."
 
 
+def _attempt_marked(context: ExplainContext, event: Event) -> CodedText:
+    worker_id, name = one_line(str(event.metadata["worker_id"])), _attempt_name(context, event)
+    text = f"Worker {worker_id}, which has {name}, stopped answering; without a heartbeat"
+    return core_attempt.MARKED_FOR_REASSIGNMENT, f"{text} the lease ends at {moment(event.metadata['reassign_at'])}."
+
+
 def _attempt_requeued(context: ExplainContext, event: Event) -> CodedText:
     run_at = event.metadata.get("run_at", 0)
     text = f"{_attempt_subject(context, event)} was requeued"
@@ -424,6 +430,7 @@ _NOTABLE_JOB_EVENTS: Final[dict[tuple[str, str], Describe]] = {
     (JOB, "approval_expired"): _job_ended,
     (JOB, "validation_failed"): _job_ended,
     (JOB, "user_cancelled"): _job_ended,
+    (ATTEMPT, core_attempt.MARKED_FOR_REASSIGNMENT): _attempt_marked,
     (ATTEMPT, "stalled"): _attempt_stalled,
 }
 _JOB_EVENTS: Final[dict[tuple[str, str], Describe]] = {

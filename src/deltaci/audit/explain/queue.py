@@ -163,9 +163,9 @@ def run_wait(context: ExplainContext, run: Run) -> Wait | None:
 
 
 def lease_reasons(context: ExplainContext, attempt: Attempt) -> tuple[Reason, ...]:
-    """Return the reason why a leased attempt is not running: not accepted yet, or being stopped.
+    """Return the reason why a leased attempt may not be running; empty if it is running.
 
-    Empty if it is running.
+    The worker has not accepted it yet, stopped answering, or is to stop it.
     """
     return tuple(_to_reason(clause) for clause in waits.attempt_waits(context, attempt))
 

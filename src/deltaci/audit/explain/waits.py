@@ -45,8 +45,23 @@ _WEIGHTS: Final = {
 
 def attempt_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     """Return clauses that say why the attempt makes no progress; empty while it runs and after its end."""
+    if attempt.reassign_at:
+        return _silent_waits(context, attempt)
     explain = _ATTEMPT_WAITS.get(attempt.state)
     return explain(context, attempt) if explain is not None else []
+
+
+def _silent_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
+    lease = attempt.lease
+    if lease is None:
+        return []
+    text = f"is on worker {one_line(lease.worker_id)}, which sends no heartbeat for it;"
+    text += f" without one, its lease ends at {when(attempt.reassign_at, context.now)}"
+    advice = "Then it is requeued for another worker."
+    if attempt.lost_leases >= attempt.max_lost_leases:
+        advice = "Then it fails, because its lease was lost too often."
+    event = context.last_event(attempt.id, core_attempt.MARKED_FOR_REASSIGNMENT)
+    return [Clause("worker_silent", text, attempt.id, event, advice)]
 
 
 def _queued_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
@@ -240,7 +255,7 @@ def running_clause(context: ExplainContext, attempt: Attempt) -> Clause:
 def is_running(context: ExplainContext, job: Job) -> bool:
     """Return whether a worker is running the job now."""
     attempt = context.attempt_of(job) if job.state == core_job.RUNNING else None
-    return attempt is not None and attempt.state not in _ATTEMPT_WAITS
+    return attempt is not None and attempt.state not in _ATTEMPT_WAITS and not attempt.reassign_at
 
 
 # -- jobs that wait for others

@@ -14,7 +14,9 @@ from deltaci.core.events import Event, to_json_line
 from deltaci.core.ids import lease_name
 from deltaci.core.instants import rfc3339
 
-TIME_KEYS: Final = frozenset({"accept_by", "approve_by", "cancel_by", "expires_at", "next_run_at", "plan_by", "run_at"})
+TIME_KEYS: Final = frozenset(
+    {"accept_by", "approve_by", "cancel_by", "expires_at", "next_run_at", "plan_by", "reassign_at", "run_at"}
+)
 
 # (from, to) of a lease -> the trigger and the severity of its line.
 LEASE_WORDS: Final = {

@@ -14,6 +14,7 @@ from deltaci.audit.verify.log_lines import EPOCH, AttemptMetadata, EventLine, Le
 from deltaci.audit.verify.tracked import TrackedAttempt, TrackedWorker
 from deltaci.core import attempt as core_attempt
 from deltaci.core import lease
+from deltaci.core import worker as core_worker
 from deltaci.core.events import RUNNER, actor_kind
 from deltaci.core.ids import attempt_id
 
@@ -37,6 +38,8 @@ _LEASE_EDGES: Final = {(rule.source or None, to.state) for rule in lease.MACHINE
 
 
 def _expected_lease_states(attempt: TrackedAttempt, event: EventLine) -> frozenset[str]:
+    if event.trigger == core_attempt.MARKED_FOR_REASSIGNMENT:
+        return frozenset()
     if event.to == core_attempt.FAILED:
         return frozenset() if event.from_ == core_attempt.STALE else frozenset({lease.COMPLETED})
     if event.to == core_attempt.CANCEL_REQUESTED:
@@ -182,7 +185,7 @@ def check_claim(
         or (event.to == core_attempt.FAILED and event.from_ == core_attempt.STALE)
         or (event.to == core_attempt.CANCELED and attempt.lease_state is not None and actor_kind(event.actor) != RUNNER)
     )
-    if event.to == core_attempt.LEASED or is_takeover:
+    if event.trigger == "claimed" or is_takeover:
         if metadata.claims != attempt.claims + 1:
             verifier.flag(
                 "QUE-A2",
@@ -276,7 +279,7 @@ def _check_grant(verifier: CanonicalVerifier, attempt: TrackedAttempt, event: Ev
     if change.expires_at is None or change.accept_by is None:
         verifier.flag("MOD-E1", f"lease {change.number} of {attempt.id} has no expires_at or no accept_by", "both")
         return
-    attempt.lease_number, attempt.worker_id = change.number, change.worker_id
+    attempt.lease_number, attempt.worker_id, attempt.is_marked = change.number, change.worker_id, False
     attempt.expires_at, attempt.accept_by, attempt.ttl = (
         change.expires_at,
         change.accept_by,
@@ -354,7 +357,7 @@ def _check_lease_update(
             verifier.flag(
                 "PRO-Q5", f"lease {change.number} of {attempt.id} now ends at {expiry}", new_expiry.isoformat()
             )
-        attempt.expires_at = change.expires_at or new_expiry
+        attempt.expires_at, attempt.is_marked = change.expires_at or new_expiry, False
     elif change.expires_at is not None:
         verifier.flag(
             "MOD-E1", f"lease {change.number} of {attempt.id} is {change.to} and has expires_at", "no expires_at"
@@ -401,6 +404,8 @@ def check_claimable(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
     """Report a claim of an attempt that is not due yet or has lost too many leases."""
+    if event.from_ == core_attempt.LEASED:
+        return
     due_at = max(attempt.run_at, attempt.fence_until)
     if event.at < due_at:
         verifier.flag(
@@ -433,6 +438,34 @@ def check_heartbeat_order(
     attempt.heartbeat_no = max(number, attempt.heartbeat_no)
 
 
+def check_reassignment(
+    verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
+) -> None:
+    """Report a mark for reassignment with another time than the end of the lease or another worker than its holder.
+
+    The worker must have become unresponsive in the same transaction. Only such an event has `reassign_at`.
+    """
+    if event.trigger != core_attempt.MARKED_FOR_REASSIGNMENT:
+        if metadata.reassign_at is not None or metadata.worker_id is not None:
+            verifier.flag("WST-KA4", f"attempt {attempt.id} has reassign_at at {event.trigger}", "only at the mark")
+        return
+    lease_end = attempt.expires_at
+    if attempt.lease_state == lease.GRANTED:
+        lease_end = min(lease_end, attempt.accept_by)
+    if (metadata.reassign_at, metadata.worker_id) != (lease_end, attempt.worker_id):
+        mark_text = metadata.reassign_at.isoformat() if metadata.reassign_at else "no time"
+        problem = f"attempt {attempt.id} of {metadata.worker_id} is to be reassigned at {mark_text}"
+        verifier.flag("WST-KA4", problem, f"{attempt.worker_id}, {lease_end.isoformat()}: the end of its lease")
+    worker = verifier.live.get(attempt.worker_id) if attempt.job is not None else None
+    if isinstance(worker, TrackedWorker) and (worker.state, worker.at) != (core_worker.UNRESPONSIVE, event.at):
+        verifier.flag(
+            "WST-KA4",
+            f"attempt {attempt.id} is marked for reassignment while worker {worker.id} is {worker.state}",
+            "a worker that became UNRESPONSIVE in the same transaction",
+        )
+    attempt.is_marked = True
+
+
 def record_start(
     _verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
@@ -461,6 +494,12 @@ def check_stale(
             "MOD-5",
             f"attempt {attempt.id} is stale for {metadata.reason!r}",
             "LEASE_EXPIRED exactly if its lease is EXPIRED",
+        )
+    if metadata.reason == core_attempt.WORKER_LOST and attempt.is_marked:
+        verifier.flag(
+            "MOD-12",
+            f"attempt {attempt.id} loses its lease because its worker is silent",
+            f"a lease until {attempt.expires_at.isoformat()}",
         )
     attempt.lost_leases = metadata.lost_leases if metadata.lost_leases is not None else attempt.lost_leases + 1
     attempt.stale_reason = metadata.reason or ""
@@ -585,8 +624,9 @@ def check_canceled(
             )
 
 
-_COMMON: Final = (check_owner, check_no_claim, check_lease, check_heartbeat_order, check_request_id, check_verdict)
-_CLAIM: Final = (check_owner, check_claim, check_lease, check_heartbeat_order, check_request_id, check_verdict)
+_ANY: Final = (check_lease, check_heartbeat_order, check_request_id, check_verdict, check_reassignment)
+_COMMON: Final = (check_owner, check_no_claim, *_ANY)
+_CLAIM: Final = (check_owner, check_claim, *_ANY)
 CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     core_attempt.QUEUED: (*_COMMON, check_created, check_requeued),
     core_attempt.LEASED: (*_CLAIM, check_claimable),

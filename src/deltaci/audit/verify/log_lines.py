@@ -152,6 +152,8 @@ class AttemptMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=Fa
     implied_by: Name | None = None
     message: Literal["AckLease", "BeginUpload", "CancelAck", "Complete", "Finish"] | None = None
     canceled_by: Name | None = None
+    reassign_at: Timestamp | None = None
+    worker_id: Name | None = None
 
 
 class WorkerMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=False):

@@ -106,7 +106,11 @@ class TrackedJob(TrackedEntity):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class TrackedAttempt(TrackedEntity):
-    """What the verifier knows of an attempt and its latest lease. `lease_state` is None if that lease is not live."""
+    """What the verifier knows of an attempt and its latest lease.
+
+    `lease_state` is None if that lease is not live. `is_marked` says whether it was marked for reassignment since its
+    latest message.
+    """
 
     kind: ClassVar[str] = "attempt"
 
@@ -134,6 +138,7 @@ class TrackedAttempt(TrackedEntity):
     verdict: VerdictMetadata | None = None
     recent_requests: tuple[tuple[str, str, datetime], ...] = ()
     heartbeat_no: int = -1  # The highest number of a heartbeat under the latest lease.
+    is_marked: bool = False
 
     @property
     def has_failed_verdict(self) -> bool:

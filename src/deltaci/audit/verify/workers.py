@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from deltaci.audit.verify.attempts import Check
 from deltaci.audit.verify.log_lines import EventLine, WorkerMetadata
-from deltaci.audit.verify.tracked import TrackedWorker
+from deltaci.audit.verify.tracked import TrackedAttempt, TrackedWorker
+from deltaci.core import attempt as core_attempt
 from deltaci.core import worker as core_worker
 
 if TYPE_CHECKING:
@@ -175,7 +176,8 @@ def check_unresponsive(
     if event.from_ == core_worker.UNRESPONSIVE:
         _check_lease_ended(verifier, worker, metadata)
     elif set(metadata.attempts or ()) != worker.attempt_ids:
-        verifier.flag("WST-KA4", f"worker {worker.id} loses {metadata.attempts}", f"{sorted(worker.attempt_ids)}")
+        problem = f"worker {worker.id} is unresponsive with {metadata.attempts}"
+        verifier.flag("WST-KA4", problem, f"{sorted(worker.attempt_ids)}, its leases")
 
 
 def check_shutdown(
@@ -195,7 +197,10 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
 
 
 def check_transaction(verifier: CanonicalVerifier, worker: TrackedWorker) -> None:
-    """At the end of a transaction, report a BUSY worker without a lease, and an ended lease that was not released."""
+    """At the end of a transaction, report a BUSY worker without a lease, and an ended lease that was not released.
+
+    Also report an unresponsive worker with an attempt that is neither marked for reassignment nor being cancelled.
+    """
     if worker.ended_attempts:
         verifier.flag(
             "WST-KI4",
@@ -216,3 +221,13 @@ def check_transaction(verifier: CanonicalVerifier, worker: TrackedWorker) -> Non
             f"worker {worker.id} is {worker.state} with {len(worker.attempt_ids)} leases",
             "BUSY exactly while it holds one",
         )
+    if worker.state == core_worker.UNRESPONSIVE:
+        unmarked_ids = [id for id in sorted(worker.attempt_ids) if not _is_marked(verifier.live.get(id))]
+        if unmarked_ids:
+            problem = f"worker {worker.id} is UNRESPONSIVE and holds {', '.join(unmarked_ids)}"
+            verifier.flag("WST-KA4", problem, "each of them marked for reassignment")
+
+
+def _is_marked(attempt: object) -> bool:
+    """Return whether the attempt is marked for reassignment, or will be cancelled rather than reassigned."""
+    return isinstance(attempt, TrackedAttempt) and (attempt.is_marked or attempt.state == core_attempt.CANCEL_REQUESTED)

@@ -82,9 +82,7 @@ LeaseTtlOption = Annotated[
 ]
 HealthOption = Annotated[
     int,
-    typer.Option(
-        min=1, max=3600, help="Seconds between health checks; a busy runner that misses 3 is considered lost."
-    ),
+    typer.Option(min=1, max=3600, help="Seconds between health checks; a busy runner that misses 3 gets no new jobs."),
 ]
 MaxSilentOption = Annotated[
     int, typer.Option(min=1, max=7 * 86400, help="Seconds without a heartbeat after which a runner counts as gone.")

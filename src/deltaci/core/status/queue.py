@@ -24,6 +24,9 @@ STALLED: Final = "stalled"
 # The projected state "claimed", with the orchestrator as owner.
 _CLAIMED_BY_ORCHESTRATOR: Final = "claimed by the orchestrator"
 
+# The document has no event for these, and nobody sent a heartbeat.
+_NO_HEARTBEAT: Final = (attempt.UPLOAD_BEGAN, attempt.MARKED_FOR_REASSIGNMENT)
+
 _STATES: Final = {
     attempt.QUEUED: QUEUED,
     attempt.LEASED: CLAIMED,
@@ -51,8 +54,8 @@ def _project(_view: View, previous: str | None, change: Change) -> tuple[tuple[S
             return (_takeover_step(status_before, CLAIMED, "claimed"),), _CLAIMED_BY_ORCHESTRATOR
         return (), previous or ""
     target_status = _STATES[target_state]
-    if target_status == status_before and (change.implied_by or change.trigger == attempt.UPLOAD_BEGAN):
-        return (), target_status  # Its worker has sent no heartbeat.
+    if target_status == status_before and (change.implied_by or change.trigger in _NO_HEARTBEAT):
+        return (), target_status
     if target_status == FAILED and actor_kind(actor) != BY_RUNNER:
         return _takeover_steps(previous), FAILED
     if target_state == attempt.CANCELED and status_before == CLAIMED:

@@ -276,10 +276,6 @@ class MessageHandlers:
 
         All accepted messages are written in one batch.
         """
-        if self._fleet is not None:
-            await self._fleet.mark_alive(
-                runner.tenant, {message.runner_id for message in messages if runner.may_speak_for(message.runner_id)}
-            )
         responses: list[Response | None] = [None] * len(messages)
         commands: list[Command] = []
         indexes: list[int] = []
@@ -293,7 +289,11 @@ class MessageHandlers:
             except Refused as refused:
                 responses[index] = _refusal_response(message, refused)
         commands = await self._add_verdicts(commands, [messages[index] for index in indexes])
-        for index, result in zip(indexes, await self._engine.do_all(commands), strict=True):
+        results = await self._engine.do_all(commands)
+        if self._fleet is not None:
+            sender_ids = {message.runner_id for message in messages if runner.may_speak_for(message.runner_id)}
+            await self._fleet.mark_alive(runner.tenant, sender_ids, results)
+        for index, result in zip(indexes, results, strict=True):
             message = messages[index]
             responses[index] = (
                 _refusal_response(message, result)

@@ -46,6 +46,8 @@ INVARIANTS: Final = {
     "token": "the numbers of leases grow and are never used again",
     "term": "a lease ends a TTL after its grant or its last renewal",
     "expiry": "no lease expires early",
+    "silence": "missed health checks end no lease, but mark it; a message under it recovers its worker, which is not"
+    " given up before its leases end",
     "revived": "no message counts under a lease that has ended",
     "shortened": "no lease is shortened",
     "accept-window": "a lease is revoked as not accepted only after its accept window, and only if it was not accepted",
@@ -114,7 +116,6 @@ class HistoryChecker(JobOrderChecker):
         super().__init__(config)
         self.seq = 0
         self.event_count = 0
-        self.commit_count = 0
         self.runs: dict[str, TrackedRun] = {}
         # (request id, entity id): number of the commit, first rev.
         self.requests: dict[tuple[str, str], tuple[int, int]] = {}
@@ -446,6 +447,10 @@ class HistoryChecker(JobOrderChecker):
         if "max_concurrent_tasks" in metadata:
             worker.labels, worker.slots = frozenset(metadata["labels"]), int(metadata["max_concurrent_tasks"])
             worker.free_since = event.at
+        if event.trigger == "health_check_timeout":
+            worker.silence = self.commit_count, event.request_id
+        if event.trigger == "max_timeout_exceeded" and worker.leased_attempts:
+            raise Violation("silence", f"worker {worker.id} is given up, but holds {sorted(worker.leased_attempts)}")
         if event.trigger == "health_check_recovered":
             worker.free_since = event.at
         if event.trigger == "shutdown_requested":
@@ -546,10 +551,8 @@ class HistoryChecker(JobOrderChecker):
             raise Violation(
                 "worker", f"{subject} reports {worker.reported_tasks} tasks, but holds {sorted(worker.leased_attempts)}"
             )
-        if worker.state == "UNRESPONSIVE" and any(
-            self.entities[id].state != "CANCEL_REQUESTED" for id in worker.leased_attempts
-        ):
-            raise Violation("worker", f"{subject} is unresponsive, but still holds {sorted(worker.leased_attempts)}")
+        if worker.state == "UNRESPONSIVE":
+            self.check_marks(subject, worker)
         check_worker_commit(worker)
 
     # -- the end

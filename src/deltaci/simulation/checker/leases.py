@@ -62,6 +62,7 @@ class LeaseChecker:
         self.entities: dict[str, TrackedEntity] = {}
         self.edges: set[Edge] = set()
         self.workers: dict[str, TrackedWorker] = {}
+        self.commit_count = 0
         self.polling_workers: dict[str, None] = {}  # Workers that poll for work whenever they have a free slot.
         # The time by the store's clock since which no fault is active; None while one is.
         self.fault_free_since: int | None = None
@@ -117,12 +118,16 @@ class LeaseChecker:
         lease_change = event.metadata.get("lease")
         if event.actor.startswith("worker:") and event.to != "LEASED":
             self._check_fence(subject, event, lease_before)
+            self._check_responsive(subject, attempt, event)
             if attempt.state in ("RUNNING", "UPLOADING"):
                 self.check_not_late(subject, event, attempt.started_at + attempt.timeout_us)
         elif event.to in ("LEASED", "CANCEL_REQUESTED"):
             self._check_claim_delay(subject, attempt, event)
         if lease_change is not None:
             attempt.lease = self._apply_lease_change(subject, attempt, event, lease_change)
+            attempt.is_marked = False
+        elif event.trigger == "marked_for_reassignment":
+            self._check_mark(subject, attempt, event)
         if event.from_ != event.to:
             self._check_lease_matches_state(subject, attempt, event)
             self._ON_STATE.get(event.to, LeaseChecker._no_check)(self, subject, attempt, event, lease_before)
@@ -148,6 +153,12 @@ class LeaseChecker:
         if event.at >= lease_before.expires_at:
             seconds_late = (event.at - lease_before.expires_at) / SECOND
             raise Violation("revived", f"{subject} counts, but its lease ended {seconds_late:.1f} s before")
+
+    def _check_responsive(self, subject: str, attempt: TrackedAttempt, event: LogEvent) -> None:
+        """Check that the worker of a job's message is not unresponsive: the message recovers it first."""
+        worker = self.workers.get(event.actor.partition(":")[2])
+        if attempt.job_id and worker is not None and worker.state == "UNRESPONSIVE":
+            raise Violation("silence", f"{subject} counts, but {worker.id} is still unresponsive")
 
     @staticmethod
     def _check_lease_matches_state(subject: str, attempt: TrackedAttempt, event: LogEvent) -> None:
@@ -263,10 +274,35 @@ class LeaseChecker:
             raise Violation(
                 "lost-leases", f"{subject} reports {reported} lost leases; there were {attempt.lost_leases}"
             )
+        if attempt.lease.state == "REVOKED":
+            self._check_silence(subject, event, lease_before)
         if reason == "NOT_ACCEPTED":
             self._check_unaccepted(subject, event, lease_before)
         # A runner that accepted the lease may run the job until the lease ends; otherwise nothing runs.
         attempt.fence_until = event.at if reason in ("NOT_ACCEPTED", "HANDED_BACK") else lease_before.expires_at
+
+    def _check_silence(self, subject: str, event: LogEvent, lease_before: Lease) -> None:
+        """Check that the lease was not revoked by the command that made its worker unresponsive, for any reason."""
+        worker = self.workers.get(lease_before.worker_id)
+        if worker is not None and worker.silence == (self.commit_count, event.request_id):
+            seconds = (lease_before.expires_at - event.at) / SECOND
+            raise Violation("silence", f"{subject} ends a lease of {worker.id} {seconds:.1f} s early, as it is silent")
+
+    def _check_mark(self, subject: str, attempt: TrackedAttempt, event: LogEvent) -> None:
+        """Check that the mark names the time at which the lease ends if its worker sends nothing more."""
+        lease = attempt.lease
+        if lease is None or lease.state not in LIVE_LEASE_STATES:
+            raise Violation("silence", f"{subject} marks a lease that has ended: {lease}")
+        if event.metadata.get("reassign_at") != _lease_deadline(lease):
+            raise Violation("silence", f"{subject} marks another time than the end of the lease: {event.metadata}")
+        attempt.is_marked = True
+
+    def check_marks(self, subject: str, worker: TrackedWorker) -> None:
+        """Check, after a commit, that each lease of an unresponsive worker is marked or asked to cancel."""
+        for id in worker.leased_attempts:
+            attempt = self.entities[id]
+            if attempt.state != "CANCEL_REQUESTED" and not (isinstance(attempt, TrackedAttempt) and attempt.is_marked):
+                raise Violation("silence", f"{subject} is unresponsive, but {id} is not marked for reassignment")
 
     def _check_unaccepted(self, subject: str, event: LogEvent, lease_before: Lease) -> None:
         """Check that a lease revoked as not accepted was not acknowledged, and that its accept window had ended."""

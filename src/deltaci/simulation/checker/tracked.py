@@ -125,6 +125,7 @@ class TrackedAttempt(TrackedEntity):
         "fence_until",
         "heartbeat_no",
         "index",
+        "is_marked",
         "job_id",
         "labels",
         "lease",
@@ -149,6 +150,7 @@ class TrackedAttempt(TrackedEntity):
         self.max_lost_leases = self.lost_leases = self.claims = 0
         self.lease: Lease | None = None
         self.heartbeat_no = -1  # The highest number of a heartbeat under that lease.
+        self.is_marked = False  # For reassignment, since the last message under that lease.
         self.avoided_workers: tuple[str, ...] = ()  # The job's `lost_by_workers` when the lease was granted.
         self.stale_reason = ""
         self.error: dict[str, Any] = {}
@@ -178,6 +180,7 @@ class TrackedWorker(TrackedEntity):
         "must_be_quarantined",
         "reported_infra_failures",
         "reported_tasks",
+        "silence",
         "slots",
         "standalone_attempts",
     )
@@ -191,6 +194,7 @@ class TrackedWorker(TrackedEntity):
         self.reported_tasks = 0
         self.is_leaving = self.must_be_quarantined = False
         self.free_since: int | None = None
+        self.silence = (-1, "")  # The commit and the request in which it became unresponsive last.
         self.hold = ""
         self.infra_failures = self.reported_infra_failures = 0
         self.already_counted_attempts: set[str] = (

@@ -50,6 +50,7 @@ attempt QUEUED,STALE                             LEASED           claimed       
 attempt LEASED                                   STARTING         acknowledged           worker
 attempt STARTING                                 RUNNING          started                worker
 attempt STARTING,RUNNING,UPLOADING               =                heartbeat              worker
+attempt LEASED,STARTING,RUNNING,UPLOADING        =                marked_for_reassignment orchestrator
 attempt CANCEL_REQUESTED                         =                heartbeat              worker
 attempt CANCEL_REQUESTED                         =                acknowledged           worker
 attempt RUNNING                                  UPLOADING        upload_began           worker
@@ -120,7 +121,7 @@ TERMINAL_STATES: Final = {
     "attempt": ATTEMPT_TERMINAL_STATES,
     "worker": frozenset({"SHUTDOWN"}),
 }
-IMMEDIATE_REQUEUE_REASONS: Final = frozenset({"LEASE_EXPIRED", "NOT_ACCEPTED", "WORKER_LOST", "HANDED_BACK"})
+IMMEDIATE_REQUEUE_REASONS: Final = frozenset({"LEASE_EXPIRED", "NOT_ACCEPTED", "HANDED_BACK"})
 
 
 class LogEvent(Protocol):

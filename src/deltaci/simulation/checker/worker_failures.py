@@ -9,7 +9,7 @@ from deltaci.simulation.checker.transitions import LogEvent, Violation
 
 MAX_INFRA_FAILURES: Final = 3
 MAX_LOST_BY_WORKERS: Final = 8
-LOST_LEASE_REASONS: Final = frozenset({"LEASE_EXPIRED", "NOT_ACCEPTED", "WORKER_LOST"})
+LOST_LEASE_REASONS: Final = frozenset({"LEASE_EXPIRED", "NOT_ACCEPTED"})
 HOLD_BY_TRIGGER: Final = {"drained": "DRAINED", "quarantined": "QUARANTINED", "resumed": ""}
 
 
