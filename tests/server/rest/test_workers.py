@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from datetime import datetime, timedelta
 
 import httpx
+import pytest
 
 from deltaci.app import registration_token
 from deltaci.core import worker
+from deltaci.core.lease import TTL_SECONDS
 from tests.contract.backends import on_loop
 from tests.server.rest.site import ApiSite, Caller, ScriptedRunner
 
@@ -129,6 +132,36 @@ async def test_a_worker_that_stopped_by_itself_can_be_removed(site: Opened) -> N
 
         assert (await send(here, first, "renew")).json()["code"] == "bad_credential"
         assert (await send(here, second, "renew")).json()["runner_id"] == "w2/2"
+
+
+@pytest.mark.proves("MOD-12")
+@on_loop
+async def test_a_silent_worker_and_its_job_have_the_time_of_the_reassignment(site: Opened) -> None:
+    """A heartbeat removes it. An explanation of the job has the time, too."""
+    async with site() as here:
+        ops = await here.key("ops", "runner", "run")
+        runner = await here.register_runner()
+        run = await ops.start({"name": "a", "work": {"steps": ["true"]}})
+        lease = await runner.take()
+        await runner.send(lease, "Heartbeat", ts="2026-01-04T08:00:00Z")
+        attempts = f"/runs/{run}/jobs/a"
+        assert [(await ops.get(path)).body["reassign_at"] for path in (f"/workers/{runner.name}",)] == [None]
+        await here.service.engine.do(worker.MissHealthChecks(id=runner.name))
+
+        silent = (await ops.get(f"/workers/{runner.name}")).body
+        listed = (await ops.get("/workers")).body["workers"]
+        [marked] = (await ops.get(attempts)).body["tries"]
+        explained = (await ops.get(f"{attempts}/explain")).body["summary"]
+        await runner.send(lease, "Heartbeat", ts="2026-01-04T08:00:20Z")
+        recovered = (await ops.get(f"/workers/{runner.name}")).body
+
+        assert (silent["condition"], silent["tasks"]) == ("silent", [f"{run}/a.1"])
+        assert [entry["reassign_at"] for entry in listed] == [silent["reassign_at"]]
+        lease_end = datetime.fromisoformat(marked["updated_at"]) + timedelta(seconds=TTL_SECONDS)
+        assert marked["reassign_at"] == silent["reassign_at"]
+        assert datetime.fromisoformat(marked["reassign_at"]) <= lease_end
+        assert f"{datetime.fromisoformat(marked['reassign_at']):%Y-%m-%d %H:%M:%S} UTC" in explained
+        assert (recovered["condition"], recovered["reassign_at"]) == ("busy", None)
 
 
 @on_loop

@@ -98,6 +98,10 @@ class Attempt(ResponseSchema, frozen=True, kw_only=True):
     error: Failure | None
     progress: Annotated[Any, doc("the progress that its runner reported last")]
     report: Annotated[Any, doc("steps, tests, timings, cost and artifacts, as its runner reported them")]
+    reassign_at: Annotated[
+        Timestamp | None,
+        doc("its worker is silent: when its lease ends without a heartbeat, and another worker gets it"),
+    ] = None
 
 
 class Job(ResponseSchema, frozen=True, kw_only=True):
@@ -390,6 +394,10 @@ class Worker(ResponseSchema, frozen=True, kw_only=True):
     ] = field(name="seen_at")
     created_at: Timestamp
     updated_at: Timestamp
+    reassign_at: Annotated[
+        Timestamp | None,
+        doc("if it is unresponsive: when the last of its leases ends, so that all of its jobs go to other workers"),
+    ] = None
 
 
 class WorkerPage(ResponseSchema, frozen=True, kw_only=True):

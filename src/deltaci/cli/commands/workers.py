@@ -63,7 +63,8 @@ def _state(found: api.Worker) -> str:
 def _why(found: api.Worker) -> str:
     if found.status == GONE:
         return found.shutdown_reason or SILENT
-    return found.shutdown_reason or found.hold_reason
+    reassigned = f"its jobs go to others {since(found.reassign_at)}" if found.reassign_at else ""
+    return reassigned or found.shutdown_reason or found.hold_reason
 
 
 @command(app, "show")
@@ -94,6 +95,7 @@ def _print(session: CommandSession, found: api.Worker) -> None:
                 ("labels", ", ".join(found.labels)),
                 ("slots", found.slots),
                 ("holds", ", ".join(found.tasks) or Text("nothing", style="dim")),
+                ("silent", f"its jobs go to others {ago(found.reassign_at)}" if found.reassign_at else ""),
                 (
                     "troubles",
                     f"{found.infra_failures} consecutive infrastructure failures" if found.infra_failures else "",

@@ -119,6 +119,7 @@ def attempt(record: Attempt) -> api.Attempt:
         error=failure(record.error),
         progress=record.progress,
         report=record.report,
+        reassign_at=to_optional_datetime(record.reassign_at),
     )
 
 
@@ -208,8 +209,11 @@ def planned_job(spec: JobSpec) -> api.PlannedJob:
     )
 
 
-def worker(record: Worker, last_seen_at: int, *, is_missed: bool) -> api.Worker:
-    """Return a worker with the time of its last message. `is_missed`: it has missed its health checks."""
+def worker(record: Worker, last_seen_at: int, reassign_at: int, *, is_missed: bool) -> api.Worker:
+    """Return a worker with the time of its last message. `is_missed`: it has missed its health checks.
+
+    `reassign_at` is when the last of its leases ends if it is unresponsive, else 0.
+    """
     return api.Worker(
         id=record.id,
         name=worker_name(record.id),
@@ -228,6 +232,7 @@ def worker(record: Worker, last_seen_at: int, *, is_missed: bool) -> api.Worker:
         last_seen_at=to_datetime(last_seen_at),
         created_at=to_datetime(record.created_at),
         updated_at=to_datetime(record.updated_at),
+        reassign_at=to_optional_datetime(reassign_at),
     )
 
 

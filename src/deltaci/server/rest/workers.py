@@ -5,10 +5,12 @@ A path names a worker by its name; the request applies to the latest incarnation
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from deltaci.api.schemas import records as api
 from deltaci.core import worker
+from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.listing import GONE_WORKERS, WORKERS
@@ -29,13 +31,13 @@ async def list_workers(call: Call) -> api.WorkerPage:
         tenant=call.caller.tenant, lists=lists, before=decode_position(query.cursor), limit=query.limit
     )
     page = await call.app.store.page(list_query)
-    workers = [_serialize(call, record) for record in page.records if isinstance(record, Worker)]
+    workers = await _serialize(call, [record for record in page.records if isinstance(record, Worker)])
     return api.WorkerPage(workers=workers, next=encode_position(page.next))
 
 
 async def read_worker(call: Call) -> api.Worker:
     _, record = await _load_latest(call)
-    return _serialize(call, record)
+    return (await _serialize(call, [record]))[0]
 
 
 async def drain_worker(call: Call) -> api.Worker:
@@ -53,8 +55,9 @@ async def resume_worker(call: Call) -> api.Worker:
 async def remove_worker(call: Call) -> api.Worker:
     """Shut a worker down unless it has stopped already, and mark it, so that it cannot register again by itself."""
     incarnation, record = await _load_latest(call)
-    removed_worker = _serialize(call, record)
-    if not incarnation.is_over:
+    if incarnation.is_over:
+        [removed_worker] = await _serialize(call, [record])
+    else:
         removed_worker = await _execute(call, _removal(call, record))
     await call.app.incarnations.mark_removed(call.caller.tenant, incarnation, call.actor, await call.app.store.now())
     return removed_worker
@@ -83,12 +86,24 @@ async def _execute(call: Call, command: Command) -> api.Worker:
             raise
         raise Refused("wrong_state", f"{refused.message}; then ask again") from refused
     assert isinstance(record, Worker)
-    return _serialize(call, record)
+    return (await _serialize(call, [record]))[0]
 
 
-def _serialize(call: Call, record: Worker) -> api.Worker:
+async def _serialize(call: Call, records: Sequence[Worker]) -> list[api.Worker]:
+    """Return the workers as the API shows them. Only the attempts of unresponsive ones are loaded."""
     fleet = call.app.fleet
-    return serializers.worker(record, fleet.last_seen_at(record), is_missed=fleet.has_missed_checks(record))
+    task_ids = [id for record in records if worker.is_unresponsive(record) for id in record.tasks]
+    attempts = await call.app.store.find_all(task_ids) if task_ids else []
+    lease_ends = {attempt.id: attempt.reassign_at for attempt in attempts if isinstance(attempt, Attempt)}
+    return [
+        serializers.worker(
+            record,
+            fleet.last_seen_at(record),
+            max((lease_ends.get(id, 0) for id in record.tasks), default=0),
+            is_missed=fleet.has_missed_checks(record),
+        )
+        for record in records
+    ]
 
 
 async def make_token(call: Call) -> api.WorkerToken:

@@ -88,15 +88,18 @@ def _notice(worker: Worker) -> Markup | None:
         return None
     tone = "bad" if worker.condition == core.SILENT else "held"
     why = why_gone(worker) if worker.condition == core.GONE else ""
-    return div(sign(worker.condition), div(p(*([why, " "] if why else []), said)), class_=f"notice {tone}", id="notice")
+    parts: list[Child] = [why, " ", said] if why else [said]
+    if worker.reassign_at is not None:
+        parts += [" The last lease ends ", when(worker.reassign_at), "."]
+    return div(sign(worker.condition), div(p(*parts)), class_=f"notice {tone}", id="notice")
 
 
 NOTICES: Final = {
     "drained": "It is drained: it finishes its current jobs and takes no new ones until somebody resumes it.",
     "quarantined": "It is quarantined: too many consecutive jobs failed because of its machine. It takes no new jobs"
     " until it is resumed or registers again; after a while it is tried with one job.",
-    core.SILENT: "It sends no heartbeats. Its jobs go to other workers when its leases expire. A heartbeat makes it"
-    " available again.",
+    core.SILENT: "It sends no heartbeats and gets no new jobs. It keeps the jobs that it has until their leases end;"
+    " then they go to other workers. A heartbeat before that renews the leases and makes it available again.",
     core.LEAVING: "It is shutting down: it finishes its current jobs and takes no new ones.",
     core.GONE: "It left, was removed, or sent no heartbeat for too long. Its runner may register again under the same"
     " name, unless somebody removed it.",
@@ -113,7 +116,9 @@ def _now(worker: Worker, running: Mapping[str, RunningEntry]) -> Markup:
             if each is not None and each.run_id
             else code(id),
             a(each.title, href=path("runs", each.run_id)) if each is not None and each.run_id else None,
-            badge(each.state) if each is not None else None,
+            join([badge(each.state), *(div(reason.text, class_="because quiet") for reason in each.reasons)])
+            if each is not None
+            else None,
             lasted(each.since, None) if each is not None else None,
         ]
         for id, each in known

@@ -228,6 +228,8 @@ def _held(worker: Worker) -> Markup | None:
         said.append(span(f"“{words_of(why)}”", class_="why"))
     if worker.hold_started_at:
         said.append(span("since ", when(worker.hold_started_at)))
+    if worker.reassign_at is not None:
+        said.append(span("its jobs go to other workers ", when(worker.reassign_at)))
     if worker.infra_failures:
         said.append(span(troubles, class_="bad-ink"))
     return div(*said, class_="held-line quiet") if said else None

@@ -86,6 +86,8 @@ def _facts(attempt: Attempt) -> Markup:
         facts.append(("Cancelled", attempt.cancel_reason))
     if attempt.run_at is not None and not attempt.lease:
         facts.append(("Not earlier than", when(attempt.run_at)))
+    if attempt.reassign_at is not None:
+        facts.append(("Worker silent", ["goes to another worker ", when(attempt.reassign_at)]))
     if attempt.lost_leases:
         facts.append(("Lost leases", f"{attempt.lost_leases}"))
     return dl(*(div(dt(name), dd(value)) for name, value in facts), class_="facts in-line")
