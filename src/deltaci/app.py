@@ -34,6 +34,7 @@ from deltaci.core.failures import FailureRule
 from deltaci.engine.clock import steady_clock
 from deltaci.engine.engine import Engine
 from deltaci.engine.event_loop import cancel_and_wait
+from deltaci.engine.lease_ids import LeaseIdMinter
 from deltaci.engine.timers import Timers
 from deltaci.fleet.health import HealthLimits
 from deltaci.fleet.incarnations import Incarnations
@@ -57,7 +58,6 @@ from deltaci.server.rest.streams.event_streams import EventStreams
 from deltaci.server.runner_api.app import RunnerApp
 from deltaci.server.runner_api.control_channel import ControlHub
 from deltaci.server.runner_api.job_data import JobDataHandlers
-from deltaci.server.runner_api.lease_ids import LeaseIdMinter
 from deltaci.server.runner_api.message_handlers import MessageHandlers
 from deltaci.server.runner_api.nats_dispatch import Dispatcher
 from deltaci.server.runner_api.registration import RunnerRegistry, RunnerTokenIssuer

@@ -19,6 +19,7 @@ import pytest
 from deltaci.core import ids
 from deltaci.core.instants import SECOND
 from deltaci.core.lease import TTL_SECONDS
+from deltaci.engine.lease_ids import LeaseIdMinter
 from deltaci.fleet.incarnations import Incarnations
 from deltaci.fleet.liveness import Fleet
 from deltaci.protocol import messages as wire
@@ -28,7 +29,6 @@ from deltaci.server.follower import Follower
 from deltaci.server.runner_api.app import RunnerApp
 from deltaci.server.runner_api.control_channel import ControlHub
 from deltaci.server.runner_api.job_data import JobDataHandlers, UploadLimits
-from deltaci.server.runner_api.lease_ids import LeaseIdMinter
 from deltaci.server.runner_api.message_handlers import MessageHandlers
 from deltaci.server.runner_api.registration import RunnerRegistry
 from deltaci.server.secrets import Secrets

@@ -11,13 +11,13 @@ from typing import Any, Final
 from deltaci.core.errors import Refused
 from deltaci.engine.clock import MonotonicClock
 from deltaci.engine.engine import Engine
+from deltaci.engine.lease_ids import LeaseIdMinter
 from deltaci.engine.timers import Timers
 from deltaci.server.auth.credentials import Signer
 from deltaci.server.follower import Follower
 from deltaci.server.runner_api.app import RunnerApp
 from deltaci.server.runner_api.control_channel import ControlHub
 from deltaci.server.runner_api.job_data import JobDataHandlers
-from deltaci.server.runner_api.lease_ids import LeaseIdMinter
 from deltaci.server.runner_api.message_handlers import MessageHandlers
 from deltaci.server.runner_api.registration import RunnerRegistry
 from deltaci.server.secrets import Secrets

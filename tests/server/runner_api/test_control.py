@@ -15,10 +15,10 @@ from deltaci.core import attempt, ids, run
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.instants import SECOND, from_datetime
+from deltaci.engine.lease_ids import LeaseIdMinter
 from deltaci.protocol.messages import CancelRequested, ControlRequest
 from deltaci.server import follower
 from deltaci.server.runner_api.control_channel import ControlHub
-from deltaci.server.runner_api.lease_ids import LeaseIdMinter
 from deltaci.storage.port import Unavailable
 from tests.contract.backends import Backend, Wrapped, on_loop
 from tests.contract.test_runs import planned

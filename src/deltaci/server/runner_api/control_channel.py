@@ -21,9 +21,9 @@ from deltaci.core.errors import Refused, StaleLease
 from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.machine import Record
 from deltaci.engine.event_loop import cancel_and_wait
+from deltaci.engine.lease_ids import LeaseIdMinter
 from deltaci.protocol.messages import CancelRequested, ControlRequest
 from deltaci.server.follower import read_time_and_records
-from deltaci.server.runner_api.lease_ids import LeaseIdMinter
 from deltaci.server.runner_api.message_handlers import Runner
 from deltaci.storage.port import Conflict, Store, Unavailable
 

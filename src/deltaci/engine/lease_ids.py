@@ -1,7 +1,7 @@
-"""Lease ids that a server can compute again, so that it can name a lease in messages that it sends unasked.
+"""Lease ids that can be computed again, to name a lease in an unasked message or to answer a repeated claim.
 
-The secret part is derived from the server's key and from the stored record of the lease. The store has only its hash: a
-reader of the database learns no lease id; with the server's key as well, all of the ids can be computed.
+The secret part is derived from a key and from the stored record of the lease, which has only a hash of the lease id. A
+server has its own key: a reader of the database learns no lease id. The library's key is in the database.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from deltaci.core.attempt import Attempt
 class LeaseIdMinter:
     """Creates lease ids and computes those again that were created with the same key."""
 
-    def __init__(self, server_key: bytes) -> None:
-        self._key = hmac.digest(server_key, b"lease ids", "sha256")
+    def __init__(self, key: bytes) -> None:
+        self._key = hmac.digest(key, b"lease ids", "sha256")
 
     def mint(self, attempt_id: str, number: int, salt: str) -> str:
         """Return the secret part of a lease id.
