@@ -11,7 +11,7 @@ from deltaci.core import job, run
 from deltaci.core.approvals import Gate
 from deltaci.core.decide import Plan, StartRun, decide
 from deltaci.core.job import JobSpec
-from deltaci.core.machine import REQUESTS_REMEMBERED, remember_request
+from deltaci.core.machine import LATEST_REQUESTS, REQUESTS_IN_RECORD, move_requests, remember_request
 from deltaci.core.run import MAX_JOBS, Origin, Run
 from deltaci.core.unit_of_work import UnitOfWork
 from tests.support.lab import START, TENANT, Lab, gate, task
@@ -155,10 +155,14 @@ def test_a_run_always_remembers_the_request_that_created_it() -> None:
     lab.do(run.Cancel(id="r1", actor=ADA, request_id="cancel"))
     lab.do(run.Report(id="r1", actor="reporter", request_id="report"))
     assert lab.run().state == run.REPORTED
-    for n in range(2 * REQUESTS_REMEMBERED):
-        later = run.Cancel(id="r1", actor=ADA, request_id=f"later-{n}")
-        lab.unit.records["r1"] = remember_request(lab.run(), later)
-    assert len(lab.run().requests) == REQUESTS_REMEMBERED
+    record = lab.run()
+    for n in range(2 * REQUESTS_IN_RECORD):
+        record = remember_request(record, run.Cancel(id="r1", actor=ADA, request_id=f"later-{n}"))
+    before = record.requests
+    record, moved = move_requests(record)
+    assert (before[0], *moved, *before[-LATEST_REQUESTS:]) == before
+    assert len(record.requests) == LATEST_REQUESTS + 2
+    lab.unit.records["r1"] = record
 
     decision = lab.after(7 * 86400).do(first)
 

@@ -132,15 +132,21 @@ class Publish(Command, frozen=True, kw_only=True):
 
 
 class Grant(Command, frozen=True, kw_only=True):
-    """Lease the attempt to the worker that claims it."""
+    """Lease the attempt to the worker that claims it.
+
+    With `starts`, the attempt is also started, in the same decision. The request id is that of the worker's claim,
+    which named no attempt.
+    """
 
     by: ClassVar[frozenset[str]] = frozenset({RUNNER})
+    has_request_ids_per_actor: ClassVar[bool] = True
 
     fingerprint: str
     labels: tuple[str, ...] = ()
     ttl_seconds: int = lease.TTL_SECONDS
     accept_seconds: int = lease.ACCEPT_SECONDS
     salt: str = ""
+    starts: bool = False
 
 
 class LeasedCommand(Command, frozen=True, kw_only=True):
@@ -705,6 +711,12 @@ def decide(attempt: Attempt, command: Command, at: int, events: list[Event]) -> 
         if type(command) is Heartbeat and is_late(attempt, command):
             return attempt
     return MACHINE.decide(attempt, command, at, events)
+
+
+def start_of(grant: Grant, granted: Attempt) -> Start:
+    """Return the command that starts the attempt as part of the grant."""
+    ref = LeaseRef(granted.id, granted.claims, grant.fingerprint)
+    return Start(id=granted.id, actor=grant.actor, request_id=grant.request_id, lease=ref)
 
 
 def is_late(attempt: Attempt, heartbeat: Heartbeat) -> bool:

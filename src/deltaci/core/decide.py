@@ -171,6 +171,8 @@ def _decide_standalone_attempt(unit: UnitOfWork, before: attempt.Attempt, comman
     changed = attempt.decide(before, command, at if at > before.updated_at else before.updated_at, events)
     if changed is before:
         return Decision(before, {}, events)
+    if type(command) is attempt.Grant and command.starts:
+        changed = attempt.MACHINE.step(changed, attempt.start_of(command, changed), changed.updated_at, events)
     unit.records[before.id] = changed
     unit.latest_at = changed.updated_at
     return Decision(changed, {before.id: changed}, events)
@@ -222,6 +224,9 @@ def _apply_with_follow_ups(unit: UnitOfWork, command: Command, at: int) -> Recor
             _apply_one(unit, part, at, is_submitted=is_submitted, may_refuse=may_refuse)
             for event in unit.events[event_count:]:
                 _update_tally(unit, event, touched_run_ids)
+            if type(part) is attempt.Grant and part.starts and unit.events[event_count:]:
+                start = attempt.start_of(part, unit.attempt(part.id))
+                pending_commands.appendleft(_PendingCommand(start, is_submitted=False, may_refuse=False))
             # Follow-ups go first, so that the next command reads the records that they leave behind.
             pending_commands.extendleft(reversed(_follow_ups(unit, unit.events[event_count:])))
         for id in list(touched_run_ids):

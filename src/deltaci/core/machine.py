@@ -21,7 +21,9 @@ from deltaci.core.errors import InvariantBroken, Refused
 from deltaci.core.events import INFO, ORCHESTRATOR, Event, actor_kind
 
 ABSENT: Final = ""  # The state of a record that does not exist yet; null in events.
-REQUESTS_REMEMBERED: Final = 8
+REQUESTS_IN_RECORD: Final = 32
+LATEST_REQUESTS: Final = 8  # They stay in the record when others are moved out of it.
+MOVED: Final = ""  # The second entry of `Record.requests` if others were moved out of the record.
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -33,6 +35,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR})
     is_unordered: ClassVar[bool] = False
+    has_request_ids_per_actor: ClassVar[bool] = False  # Unique per actor, not per record.
 
     id: str
     actor: str = ORCHESTRATOR
@@ -50,8 +53,8 @@ class Stateful(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=T
 class Record(Stateful, frozen=True, kw_only=True):
     """A stored record.
 
-    `rev` counts its events. `requests` are fingerprints of requests that were applied to it: the first one and the
-    latest ones.
+    `rev` counts its events. `requests` are fingerprints of the requests that were applied to it: either every one, or
+    the first, `MOVED` and the latest.
     """
 
     tenant: str = ""
@@ -137,7 +140,7 @@ def is_repeat(record: Record, command: Command) -> bool:
 
 def check_request_id_unused(record: Record, command: Command) -> None:
     """Refuse a request id that was used on this record with other content."""
-    if any(request.rpartition(" ")[0] == command.request_id for request in record.requests):
+    if any(request_id_of(request) == command.request_id for request in record.requests):
         raise Refused(
             "request_id_reused",
             f"request {command.request_id!r} was already used on {record.id} for something else; "
@@ -146,14 +149,33 @@ def check_request_id_unused(record: Record, command: Command) -> None:
 
 
 def remember_request(record: R, command: Command) -> R:
-    """Return the record with this request added to its remembered ones.
+    """Return the record with this request added to its remembered ones."""
+    return replace(record, requests=(*record.requests, _request_fingerprint(command)))
 
-    The first request is never dropped: it may have created the record, whose id may be derived from it.
+
+def move_requests(record: R) -> tuple[R, tuple[str, ...]]:
+    """Return the record with only its first and latest requests, and the others, which the caller stores elsewhere.
+
+    The first request stays: it may have created the record, whose id may be derived from it.
     """
-    requests = record.requests
-    if len(requests) >= REQUESTS_REMEMBERED:
-        requests = (requests[0], *requests[2:])
-    return replace(record, requests=(*requests, _request_fingerprint(command)))
+    requests = [request for request in record.requests if request != MOVED]
+    remaining = (requests[0], MOVED, *requests[-LATEST_REQUESTS:])
+    return replace(record, requests=remaining), tuple(requests[1:-LATEST_REQUESTS])
+
+
+def may_have_moved(record: Record, request_id: str) -> bool:
+    """Return whether a request with this id may have been moved out of the record."""
+    return MOVED in record.requests[1:2] and all(request_id_of(request) != request_id for request in record.requests)
+
+
+def recall_requests(record: R, requests: Iterable[str]) -> R:
+    """Return the record with requests that were moved out of it, so that a repeat of one is recognised."""
+    return replace(record, requests=(*record.requests, *requests))
+
+
+def request_id_of(request: str) -> str:
+    """Return the request id in the fingerprint of a request."""
+    return request.rpartition(" ")[0]
 
 
 def no_change(_record: Any, _command: Any, _at: int) -> None:
@@ -222,7 +244,8 @@ class Machine(Generic[S]):
             request = _request_fingerprint(command)
             if request in record.requests:
                 return record
-            check_request_id_unused(record, command)
+            if not command.has_request_ids_per_actor:
+                check_request_id_unused(record, command)
         if command.expected_rev is not None and command.expected_rev != record.rev:
             raise Refused(
                 "stale_rev",

@@ -96,8 +96,13 @@ class Engine:
         return (await self.try_claim(claim)).claimed
 
     async def try_claim(self, claim: Claim) -> ClaimResult:
-        """Grant ready attempts to a worker; return them, and which ready attempts were skipped."""
+        """Grant ready attempts to a worker; return them, and which ready attempts were skipped.
+
+        Raises `StaleLease` for a repeated claim whose leases have ended.
+        """
         response = (await self._submit([claim], self._any_shard()))[0]
+        if isinstance(response, Refused):
+            raise response
         assert isinstance(response, ClaimResult)
         return response
 

@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from hashlib import blake2b
 from typing import Any, Final
@@ -32,6 +33,7 @@ from deltaci.core.worker import queue_key
 from deltaci.engine import feed
 from deltaci.engine.engine import Claim, Engine
 from deltaci.engine.event_loop import cancel_and_wait
+from deltaci.engine.lease_ids import LeaseIdMinter
 from deltaci.engine.timers import Timers
 from deltaci.engine.unreadable_records import unreadable_refusal
 from deltaci.engine.validation import (
@@ -40,6 +42,7 @@ from deltaci.engine.validation import (
     check_labels,
     check_options,
     check_positive_integer,
+    check_request_id,
     check_seconds,
     check_text,
     parse_instant,
@@ -47,11 +50,14 @@ from deltaci.engine.validation import (
     valid_id,
 )
 from deltaci.engine.waiters import ClaimWaiters
-from deltaci.storage.port import Store
+from deltaci.storage.port import Conflict, Document, Store
 
 MAX_INT: Final = 2**31 - 1
 MAX_EVENTS: Final = 10_000
 MAX_ERROR_LINES: Final = 50
+LEASE_KEY_KIND: Final = "lease_key"
+LEASE_KEY_NAME: Final = "key"
+KEY_BYTES: Final = 32
 
 
 class QueueJob:
@@ -131,7 +137,7 @@ class QueueJob:
         return fields
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, QueueJob) and self._record == other._record
+        return isinstance(other, QueueJob) and (self.id, self.rev) == (other.id, other.rev)
 
     def __hash__(self) -> int:
         return hash((self.id, self.rev))
@@ -191,6 +197,7 @@ class AsyncQueue:
         self._engine = Engine(store)
         self._waiters = ClaimWaiters(self._engine, store.commit_hints)
         self._timers_task: asyncio.Task[None] | None = None
+        self._minter: LeaseIdMinter | None = None
 
     async def __aenter__(self) -> AsyncQueue:
         await self._store.open()
@@ -277,10 +284,14 @@ class AsyncQueue:
         ttl_seconds: int = lease.TTL_SECONDS,
         accept_seconds: int = lease.ACCEPT_SECONDS,
         starts: bool = False,
+        request_id: str = "",
     ) -> list[ClaimedJob]:
         """Claim up to `limit` jobs, the most urgent first; wait up to `wait_seconds` for the first one.
 
         With `starts`, each job is also started in the same transaction: for a worker that runs it at once.
+
+        If the worker repeats a claim that got jobs, with the same `request_id`, it gets the jobs that it still
+        holds, with the same lease ids. Raises `StaleLease` if it holds none any more.
         """
         check_text("worker", worker)
         check_labels(labels)
@@ -288,6 +299,7 @@ class AsyncQueue:
         check_seconds("wait_seconds", wait_seconds)
         check_positive_integer("ttl_seconds", ttl_seconds, MAX_SECONDS)
         check_positive_integer("accept_seconds", accept_seconds, MAX_SECONDS)
+        check_request_id(request_id)
         claim = Claim(
             tenant=self._tenant,
             worker_id=worker,
@@ -296,9 +308,23 @@ class AsyncQueue:
             ttl_seconds=ttl_seconds,
             accept_seconds=accept_seconds,
             start_immediately=starts,
+            request_id=request_id,
+            derive_lease_secret=(await self._lease_id_minter()).mint if request_id else None,
         )
         claimed = await self._waiters.claim(claim, wait_seconds)
         return [ClaimedJob(grant.attempt, grant.lease_id) for grant in claimed]
+
+    async def _lease_id_minter(self) -> LeaseIdMinter:
+        """Return the minter with the key that all processes with this store share; store a new key if there is none."""
+        while self._minter is None:
+            key = await self._store.find_document(LEASE_KEY_KIND, LEASE_KEY_NAME, self._tenant)
+            if key is not None:
+                self._minter = LeaseIdMinter(key.body)
+                break
+            body = secrets.token_bytes(KEY_BYTES)
+            with suppress(Conflict):  # Another process was faster.
+                await self._store.put_documents([Document(LEASE_KEY_KIND, self._tenant, LEASE_KEY_NAME, 0, 0, body)])
+        return self._minter
 
     async def start(self, lease_id: str, **options: Any) -> QueueJob:
         """Record that the worker has started to run the job."""
@@ -324,23 +350,46 @@ class AsyncQueue:
         """
         return await self._send_leased(attempt.Finish, lease_id, options, is_success=False, facts=_failure_facts(error))
 
-    async def start_all(self, lease_ids: Iterable[str], worker: str) -> list[QueueJob | Refused]:
-        """Start many jobs in one request. Return the job or the refusal for each, in order."""
-        check_text("worker", worker)
-        return await self._send_all([self._leased_command(attempt.Start, lease_id, worker) for lease_id in lease_ids])
+    async def start_all(
+        self, lease_ids: Iterable[str], worker: str, *, request_id: str = ""
+    ) -> list[QueueJob | Refused]:
+        """Start many jobs in one request. Return the job or the refusal for each, in order.
 
-    async def heartbeat_all(self, lease_ids: Iterable[str], worker: str) -> list[QueueJob | Refused]:
-        """Renew many leases in one request. Return the job or the refusal for each, in order."""
-        check_text("worker", worker)
-        return await self._send_all([self._leased_command(attempt.Extend, lease_id, worker) for lease_id in lease_ids])
+        The `request_id` applies to each job.
+        """
+        return await self._send_to_all(attempt.Start, lease_ids, worker, request_id)
 
-    async def finish_all(self, ends: Iterable[JobOutcome], worker: str) -> list[QueueJob | Refused]:
-        """Finish many jobs in one request. Return the job or the refusal for each, in order."""
+    async def heartbeat_all(
+        self, lease_ids: Iterable[str], worker: str, *, request_id: str = ""
+    ) -> list[QueueJob | Refused]:
+        """Renew many leases in one request. Return the job or the refusal for each, in order.
+
+        The `request_id` applies to each job.
+        """
+        return await self._send_to_all(attempt.Extend, lease_ids, worker, request_id)
+
+    async def _send_to_all(
+        self, command_type: type[attempt.LeasedCommand], lease_ids: Iterable[str], worker: str, request_id: str
+    ) -> list[QueueJob | Refused]:
         check_text("worker", worker)
+        check_request_id(request_id)
+        return await self._send_all(
+            [self._leased_command(command_type, lease_id, worker, request_id=request_id) for lease_id in lease_ids]
+        )
+
+    async def finish_all(
+        self, ends: Iterable[JobOutcome], worker: str, *, request_id: str = ""
+    ) -> list[QueueJob | Refused]:
+        """Finish many jobs in one request. Return the job or the refusal for each, in order.
+
+        The `request_id` applies to each job.
+        """
+        check_text("worker", worker)
+        check_request_id(request_id)
         commands: list[Command | Refused] = []
         for outcome in ends:
             try:
-                fields = _finish_fields(outcome)
+                fields = {**_finish_fields(outcome), "request_id": request_id}
                 commands.append(self._leased_command(attempt.Finish, outcome.lease_id, worker, **fields))
             except Refused as refused:
                 commands.append(refused)
@@ -508,9 +557,9 @@ def _check_new_job(job: object) -> None:
     if not isinstance(job, NewJob):
         raise bad_request(f"a job to enqueue is {short_repr(job)}; give a NewJob")
     check_labels(job.labels)
-    for name in ("dedupe_key", "request_id"):
-        if getattr(job, name) != "":
-            check_text(name, getattr(job, name))
+    check_request_id(job.request_id)
+    if job.dedupe_key != "":
+        check_text("dedupe_key", job.dedupe_key)
     for name in ("priority", "timeout_seconds", "max_lost_leases"):
         value = getattr(job, name)
         if not isinstance(value, int) or isinstance(value, bool) or abs(value) > MAX_INT:

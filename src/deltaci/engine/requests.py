@@ -32,6 +32,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     claim to these attempts. `tenant_limit` caps the tenant's live leases, including those of other workers; 0 means no
     limit.
 
+    A claim with a `request_id` is remembered with its leases, unless it gets none. A repeat of the same worker gets
+    the leases that are still live, or `StaleLease` if none is; their ids are computed with `derive_lease_secret`.
+
     `other_worker_labels` and `other_worker_ids` describe, in the same order, the tenant's other live workers with free
     capacity. An attempt that this worker lost before is left to them if one of them matches.
     """
@@ -43,6 +46,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     ttl_seconds: int
     accept_seconds: int
     request_id: str = ""
+    derive_lease_secret: DeriveLeaseSecret | None = None  # Instead of the engine's.
     start_immediately: bool = False
     only_ids: tuple[str, ...] = ()
     tenant_limit: int = 0
@@ -53,6 +57,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     def pool_key(self) -> PoolKey:
         """A key that is equal for all claims that may take the same attempts."""
         return self.tenant, self.labels, self.only_ids
+
+    @property
+    def repeat_key(self) -> tuple[str, str, str]:
+        """A key that is equal for all repeats of a claim with a request id."""
+        return self.tenant, self.worker_id, self.request_id
 
 
 class ClaimedAttempt(msgspec.Struct, frozen=True):

@@ -23,16 +23,17 @@ from deltaci.core import attempt, ids
 from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import Decision, StartRun, decide
-from deltaci.core.errors import InvariantBroken, NotLoaded, Refused
+from deltaci.core.errors import InvariantBroken, NotLoaded, Refused, StaleLease
 from deltaci.core.events import RUN, RUNNER, WORKER, Event, worker_actor
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
 from deltaci.core.listing import list_changes
-from deltaci.core.machine import ABSENT, Command, Record
+from deltaci.core.machine import ABSENT, REQUESTS_IN_RECORD, Command, Record
 from deltaci.core.timers import Due, is_over, next_due, ready_at
 from deltaci.core.unit_of_work import UnitOfWork
 from deltaci.engine.clock import MonotonicClock
 from deltaci.engine.concurrency_groups import ConcurrencyGroups
+from deltaci.engine.repeats import Repeats, granted_again
 from deltaci.engine.requests import (
     MAX_BATCH,
     Claim,
@@ -50,6 +51,7 @@ from deltaci.engine.unreadable_records import UnreadableRecordHandler, unreadabl
 from deltaci.storage.port import (
     Begin,
     BeginClaim,
+    ClaimGrant,
     Conflict,
     CountLiveLeases,
     FindDue,
@@ -104,6 +106,7 @@ class Shard:
         self._limited_tenants = limited_tenants  # Tenants whose last claim had a limit; shared by all shards.
         self._live_lease_counts: dict[str, int] = {}
         self._concurrency_groups = ConcurrencyGroups()
+        self._repeats = Repeats()
         self._pools: dict[PoolKey, list[StoredRecord]] = {}
         self._inbox: deque[PendingRequests] = deque()
         self._inbox_size = 0
@@ -224,15 +227,19 @@ class Shard:
         if len(self._stored_columns) > MAX_CACHED:
             self._clear_cache()
         self._loaded_ids.clear()
+        self._repeats = Repeats()
         self._granted_count, self._requested_counts, self._pools = 0, {}, {}
         required_ids: set[str] = set()
         random_ids: set[str] = set()
+        identified: list[Command] = []
         claims: list[Claim] = []
         for request in requests:
             if isinstance(request, NewRecord | StartRun) and request.has_random_id:
                 random_ids.add(request.id)
             elif isinstance(request, Command):
                 required_ids.update(related_ids(request))
+                if request.request_id:
+                    identified.append(request)
             elif isinstance(request, Claim):
                 pool_key = request.pool_key
                 self._requested_counts[pool_key] = self._requested_counts.get(pool_key, 0) + request.limit
@@ -246,6 +253,8 @@ class Shard:
         else:
             store_now, stored_records = yield Begin(tuple(id for id in required_ids if id not in self._stored_columns))
             self._cache_loaded(stored_records, required_ids | random_ids)
+        if identified:
+            yield from self._repeats.recall(identified, self._unit_of_work)
         now = self._clock.read(store_now)
         events: list[Event] = []
         changed: dict[str, Record] = {}
@@ -263,7 +272,9 @@ class Shard:
         puts += [self._put_due_time(id, due_at) for id, due_at in due_times.items() if id not in changed]
         if puts:
             freed = freed_tenants(changed.values(), self._limited_tenants)
-            yield Write(puts, events, True, batch_list_changes(changed, events), freed)
+            list_changes = batch_list_changes(changed, events)
+            repeats = self._repeats
+            yield Write(puts, events, True, list_changes, freed, repeats.moved_requests, repeats.claim_grants)
             for put in puts:
                 self._update_cache(put)
         self._evict_uncacheable()
@@ -329,6 +340,8 @@ class Shard:
         """
         load_count = 0
         while True:
+            if command.request_id:
+                yield from self._repeats.recall((command,), self._unit_of_work)
             try:
                 decision = decide(self._unit_of_work, command, now)
             except NotLoaded as not_loaded:
@@ -439,8 +452,13 @@ class Shard:
 
     def _claim(
         self, claim: Claim, now: int, ready: list[StoredRecord] | None, changed: dict[str, Record], events: list[Event]
-    ) -> Transaction[ClaimResult]:
-        """Grant ready attempts for the claim, up to its limit. Return them, and the skipped attempts."""
+    ) -> Transaction[ClaimResult | Refused]:
+        """Grant ready attempts for the claim, up to its limit. Return them, and the skipped attempts.
+
+        For a repeated claim, return the response to the first one.
+        """
+        if claim.request_id and (grants := (yield from self._repeats.find_grants(claim))):
+            return (yield from self._repeat_claim(claim, grants, now, changed))
         limit = self._remaining_limit(claim)
         if not limit:
             return ClaimResult([])
@@ -484,7 +502,34 @@ class Shard:
         if claim.tenant in self._live_lease_counts:
             self._live_lease_counts[claim.tenant] += len(claimed)
         self._pools[claim.pool_key] = skipped + pool[next_index:]
+        if claim.request_id and claimed:
+            self._repeats.add_grants(claim, claimed)
         return ClaimResult(claimed, bool(skipped), skipped_queue_keys(skipped))
+
+    def _repeat_claim(
+        self, claim: Claim, grants: Sequence[ClaimGrant], now: int, changed: dict[str, Record]
+    ) -> Transaction[ClaimResult | Refused]:
+        """Return those of the leases that are still live. If none is, return why not."""
+        refusal: Refused = StaleLease(
+            "UNKNOWN_LEASE", f"claim {claim.request_id!r} cannot be repeated; use a new request_id"
+        )
+        derive_lease_secret = claim.derive_lease_secret or self._derive_lease_secret
+        if derive_lease_secret is None:
+            return refusal
+        attempt_ids = tuple(grant.attempt_id for grant in grants if grant.attempt_id not in changed)
+        for id in attempt_ids:  # Another server may have changed them.
+            self._unit_of_work.records.pop(id, None)
+            self._stored_columns.pop(id, None)
+        if attempt_ids:
+            self._cache_loaded((yield Load(attempt_ids)), attempt_ids)
+        claimed: list[ClaimedAttempt] = []
+        for grant in grants:
+            try:
+                record = self._unit_of_work.records[grant.attempt_id]
+                claimed.append(granted_again(record, grant, derive_lease_secret, now))
+            except StaleLease as stale:
+                refusal = unreadable_refusal(record) or stale
+        return ClaimResult(claimed) if claimed else refusal
 
     def _next_pool(self, claim: Claim, now: int, skipped: list[StoredRecord]) -> Transaction[list[StoredRecord]]:
         """Query the ready attempts again, and return them without the attempts that were skipped.
@@ -512,9 +557,10 @@ class Shard:
         actor = worker_actor(claim.worker_id)
         salt = ""
         lease_number = record.claims + 1
-        if self._derive_lease_secret is not None:
+        derive_lease_secret = claim.derive_lease_secret or self._derive_lease_secret
+        if derive_lease_secret is not None:
             salt = secret[:SALT_CHARS]
-            secret = self._derive_lease_secret(record.id, lease_number, salt)
+            secret = derive_lease_secret(record.id, lease_number, salt)
         lease_id = ids.lease_id(record.id, lease_number, secret)
         lease_ref = ids.LeaseRef(record.id, lease_number, ids.lease_fingerprint(lease_id))
         grant = attempt.Grant(
@@ -526,15 +572,11 @@ class Shard:
             ttl_seconds=claim.ttl_seconds,
             accept_seconds=claim.accept_seconds,
             salt=salt,
+            starts=claim.start_immediately,
         )
         decision: Decision | Refused | None = self._try_decide(grant, now, changed, events)
         if decision is None:
             decision = yield from self._decide(grant, now, changed, events)
-        if claim.start_immediately and isinstance(decision, Decision):
-            start = attempt.Start(id=record.id, actor=actor, lease=lease_ref)
-            decision = self._try_decide(start, now, changed, events)
-            if decision is None:
-                decision = yield from self._decide(start, now, changed, events)
         if isinstance(decision, Decision) and isinstance(decision.record, Attempt):
             return ClaimedAttempt(decision.record, lease_id)
         return None
@@ -567,6 +609,8 @@ class Shard:
 
     def _put_changed(self, record: Record, due_times: dict[str, int | None]) -> Put:
         """Return the `Put` that writes a changed record with its ready time and its due time."""
+        if len(record.requests) > REQUESTS_IN_RECORD:
+            record = self._unit_of_work.records[record.id] = self._repeats.move(record)
         version, old_due_at = self._stored_columns.get(record.id, (0, None))
         deadline = next_due(record)
         due_at = deadline[0] if deadline is not None else None

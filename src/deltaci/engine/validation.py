@@ -66,6 +66,12 @@ def check_labels(labels: object) -> None:
             raise bad_request(f"label {label!r} contains a comma; use several labels")
 
 
+def check_request_id(request_id: object) -> None:
+    """Raise `Refused` unless the value is a valid request id, or empty."""
+    if request_id != "":
+        check_text("request_id", request_id)
+
+
 # -- numbers and times
 
 
@@ -97,8 +103,7 @@ def check_options(options: dict[str, Any]) -> dict[str, Any]:
     unknown = options.keys() - _OPTIONS
     if unknown:
         raise bad_request(f"unknown option {', '.join(sorted(unknown))}; give request_id or expected_rev")
-    if options.get("request_id", "") != "":
-        check_text("request_id", options["request_id"])
+    check_request_id(options.get("request_id", ""))
     rev = options.get("expected_rev")
     if rev is not None and (not isinstance(rev, int) or isinstance(rev, bool)):
         raise bad_request(f"expected_rev is {short_repr(rev)}; give the whole number that `rev` was")

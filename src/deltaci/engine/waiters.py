@@ -192,8 +192,9 @@ class ClaimWaiters:
             return (await self._try_claim(claim)).claimed
         group = self._enter((claim.tenant, claim.labels))
         try:
-            # If other claims of the group wait, there is no ready attempt for this one either.
-            result = ClaimResult([]) if group.waiting else await self._claim_with_permit(group, ClaimPermit(), claim)
+            # If other claims of the group wait, there is no ready attempt for this one either, unless it is a repeat.
+            must_wait = bool(group.waiting) and not claim.request_id
+            result = ClaimResult([]) if must_wait else await self._claim_with_permit(group, ClaimPermit(), claim)
             if result.claimed or self._is_closed:
                 return result.claimed
             return await self._wait(group, claim, wait_seconds, wait_for_disconnect)

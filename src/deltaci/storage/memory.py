@@ -23,16 +23,20 @@ from deltaci.storage.list_index import MemoryListIndex, removals
 from deltaci.storage.port import (
     Begin,
     BeginClaim,
+    ClaimGrant,
     Conflict,
     CountLiveLeases,
     Document,
+    FindClaim,
     FindDue,
     FindReady,
+    FindRequests,
     ListChange,
     ListQuery,
     Load,
     LoadJobs,
     LockGroup,
+    MovedRequest,
     Postpone,
     Put,
     ReadTransaction,
@@ -95,8 +99,12 @@ class MemoryStore:
         self._group_holders: dict[tuple[str, str], list[tuple[int, str]]] = {}  # (held until, id), sorted.
         self._lists = MemoryListIndex(self.find_all)
         self._documents = MemoryDocuments()
+        self._moved_requests: dict[tuple[str, str], list[MovedRequest]] = {}  # By their keys.
+        self._claim_grants: dict[tuple[str, str, str], list[ClaimGrant]] = {}
         self._rows_to_restore: list[tuple[str, _Row | None, _Row | None]] = []
         self._list_changes_to_undo: list[ListChange] = []
+        self._requests_to_undo: list[MovedRequest] = []
+        self._grants_to_undo: list[ClaimGrant] = []
         self.commit_hints = CommitHints()
 
     async def open(self) -> None:
@@ -116,10 +124,15 @@ class MemoryStore:
                 self._replace(id, row, finished_row)
             for change in reversed(self._list_changes_to_undo):
                 self._lists.apply(change)
+            for moved in self._requests_to_undo:
+                self._moved_requests[moved.key].remove(moved)
+            for grant in self._grants_to_undo:
+                self._claim_grants[grant.key].remove(grant)
             raise
         finally:
             self._rows_to_restore.clear()
             self._list_changes_to_undo.clear()
+            self._requests_to_undo, self._grants_to_undo = [], []
         if became_ready is not None:
             self.commit_hints.publish(became_ready)
         return result
@@ -146,6 +159,10 @@ class MemoryStore:
             return self._holder(request.tenant, request.group, request.now)
         if isinstance(request, Postpone):
             return self._postpone(request)
+        if isinstance(request, FindRequests):
+            return [moved for key in request.keys for moved in self._moved_requests.get(key, ())]
+        if isinstance(request, FindClaim):
+            return list(self._claim_grants.get((request.tenant, request.worker_id, request.request_id), ()))
         return self._write(request)
 
     def _load(self, ids: tuple[str, ...]) -> list[StoredRecord]:
@@ -205,8 +222,15 @@ class MemoryStore:
 
     def _write(self, write: Write) -> int:
         stale_ids = tuple(put.record.id for put in write.puts if self._version(put.record.id) != put.version)
+        stale_ids += tuple(grant.attempt_id for grant in write.claim_grants if self._claim_grants.get(grant.key))
         if stale_ids:
             raise Conflict(stale_ids)
+        for moved in write.moved_requests:
+            self._moved_requests.setdefault(moved.key, []).append(moved)
+            self._requests_to_undo.append(moved)
+        for grant in write.claim_grants:
+            self._claim_grants.setdefault(grant.key, []).append(grant)
+            self._grants_to_undo.append(grant)
         for put in write.puts:
             row = _row(put)
             self._set_rows(row.id, None if put.is_terminal else row, row if put.is_terminal else None)
@@ -358,6 +382,10 @@ class MemoryStore:
             self._lists.apply(change)
         for id in old_ids:
             self._replace(id, None, None)
+        for requests in self._moved_requests.values():
+            requests[:] = [moved for moved in requests if moved.record_id not in old_ids]
+        for grants in self._claim_grants.values():
+            grants[:] = [grant for grant in grants if grant.attempt_id not in old_ids]
         event_count = 0
         while event_count < min(limit, len(self._events)) and self._events[event_count].at < events_before:
             event_count += 1

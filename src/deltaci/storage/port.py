@@ -18,7 +18,7 @@ from deltaci.core.errors import Unreachable
 from deltaci.core.events import Event
 from deltaci.core.job import Job
 from deltaci.core.listing import ListKey
-from deltaci.core.machine import Record
+from deltaci.core.machine import Record, request_id_of
 from deltaci.core.worker import required_labels
 from deltaci.storage import commit_hints
 
@@ -173,6 +173,51 @@ class Postpone(msgspec.Struct, frozen=True):
     until: int
 
 
+class FindRequests(msgspec.Struct, frozen=True):
+    """Find requests that were moved out of their records, by record id and request id.
+
+    Answer: `[MovedRequest]`, one for each that exists.
+    """
+
+    keys: tuple[tuple[str, str], ...]
+
+
+class FindClaim(msgspec.Struct, frozen=True):
+    """Find the leases that a worker's claim with this request id was granted. Answer: `[ClaimGrant]`, in order."""
+
+    tenant: str
+    worker_id: str
+    request_id: str
+
+
+class MovedRequest(msgspec.Struct, frozen=True, gc=False):
+    """A request that was moved out of its record, because the record has many. See `core.machine.Record`."""
+
+    record_id: str
+    request: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The record id and the request id."""
+        return self.record_id, request_id_of(self.request)
+
+
+class ClaimGrant(msgspec.Struct, frozen=True, gc=False):
+    """One lease that was granted for a claim with a request id. `position` is its index among those of the claim."""
+
+    tenant: str
+    worker_id: str
+    request_id: str
+    position: int
+    attempt_id: str
+    lease_number: int
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """The tenant, the worker id and the request id."""
+        return self.tenant, self.worker_id, self.request_id
+
+
 class Put(msgspec.Struct, frozen=True, gc=False):
     """A record to write. `version` is the version that was read, 0 for a new record."""
 
@@ -197,6 +242,9 @@ class Write(msgspec.Struct, frozen=True):
 
     `is_last` promises that no request follows, so that the store may commit with the same statement. `freed_tenants`
     are tenants that may have more leases after this write; their waiting workers are woken.
+
+    `moved_requests` and `claim_grants` are stored until the record that they name is deleted. A claim that was stored
+    with grants before is a `Conflict`.
     """
 
     puts: list[Put]
@@ -204,6 +252,8 @@ class Write(msgspec.Struct, frozen=True):
     is_last: bool = False
     list_changes: list[ListChange] = []
     freed_tenants: frozenset[str] = frozenset()
+    moved_requests: list[MovedRequest] = []
+    claim_grants: list[ClaimGrant] = []
 
 
 def ready_counts(write: Write) -> dict[tuple[str, str], int]:
@@ -222,7 +272,20 @@ def ready_counts(write: Write) -> dict[tuple[str, str], int]:
     return counts
 
 
-Request = Begin | BeginClaim | Load | LoadJobs | FindReady | FindDue | CountLiveLeases | LockGroup | Postpone | Write
+Request = (
+    Begin
+    | BeginClaim
+    | Load
+    | LoadJobs
+    | FindReady
+    | FindDue
+    | FindRequests
+    | FindClaim
+    | CountLiveLeases
+    | LockGroup
+    | Postpone
+    | Write
+)
 Transaction = Generator[Request, Any, T]
 ReadTransaction = Generator[Load | LoadJobs, list[StoredRecord], T]  # A transaction that only reads.
 

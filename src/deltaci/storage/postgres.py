@@ -26,14 +26,18 @@ from deltaci.storage.port import (
     CONTENDED,
     Begin,
     BeginClaim,
+    ClaimGrant,
     Conflict,
     CountLiveLeases,
     Document,
+    FindClaim,
     FindDue,
     FindReady,
+    FindRequests,
     Load,
     LoadJobs,
     LockGroup,
+    MovedRequest,
     Postpone,
     ReadTransaction,
     Request,
@@ -130,6 +134,15 @@ _READY_BY_IDS: Final = (
 )
 _DUE: Final = f"SELECT {_COLUMNS} FROM records WHERE due_at <= $1 ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED"
 _POSTPONE: Final = POSTPONE.format("$1::bigint", "$2")
+_FIND_MOVED: Final = (
+    "SELECT m.record_id, m.request FROM unnest($1::text[], $2::text[]) AS u (record_id, request_id) "
+    "JOIN moved_requests m ON m.record_id = u.record_id AND m.request_id = u.request_id"
+)
+_FIND_GRANTS: Final = (
+    "SELECT * FROM claim_grants WHERE tenant = $1 AND worker_id = $2 AND request_id = $3 ORDER BY position"
+)
+_DELETE_MOVED: Final = "DELETE FROM moved_requests WHERE record_id = ANY($1)"
+_DELETE_GRANTS: Final = "DELETE FROM claim_grants WHERE attempt_id = ANY($1)"
 _DELETE_DOCUMENT: Final = DELETE.format(m="$")
 _DELETE_FINISHED: Final = (
     "DELETE FROM history WHERE id IN (SELECT id FROM history WHERE ended_at < $1 LIMIT $2) RETURNING id, kind, body"
@@ -266,6 +279,11 @@ class PostgresStore(SqlStore):
             return await connection.executemany(_POSTPONE, [(request.until, id) for id in request.ids])
         if isinstance(request, BeginClaim):
             return await self._begin_claim(connection, request)
+        if isinstance(request, FindRequests):
+            return [MovedRequest(*row) for row in await connection.fetch(_FIND_MOVED, *zip(*request.keys, strict=True))]
+        if isinstance(request, FindClaim):
+            rows = await connection.fetch(_FIND_GRANTS, request.tenant, request.worker_id, request.request_id)
+            return [ClaimGrant(*row) for row in rows]
         assert isinstance(request, FindReady)
         return await self._find_ready(connection, request)
 
@@ -376,6 +394,8 @@ class PostgresStore(SqlStore):
                 await remove_from_lists(
                     connection, removals(decode_record(*row) for row in deleted if row[1] in LISTED_KINDS)
                 )
+                for sql in (_DELETE_MOVED, _DELETE_GRANTS):
+                    await connection.execute(sql, [row[0] for row in deleted])
             status: str = await self._require_open().execute(_DELETE_CHUNKS, events_before, limit)
         except CONNECTION_ERRORS as error:
             raise Unavailable(f"PostgreSQL: {error}") from error
@@ -405,7 +425,7 @@ def _needs_no_transaction(request: Request) -> bool:
     """Return whether the request is a single statement that takes no lock for later, so that it needs no BEGIN."""
     if isinstance(request, Write):
         return request.is_last and is_single_statement(request)
-    return isinstance(request, Begin | Load | LoadJobs)
+    return isinstance(request, Begin | Load | LoadJobs | FindRequests | FindClaim)
 
 
 async def _keep_session(_connection: object) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import asyncpg
+from msgspec.structs import astuple
 
 from deltaci.storage.codec import KIND_OF, EventChunk, encode, pack_events
 from deltaci.storage.document_backends import sorted_for_write
@@ -84,12 +85,22 @@ PUT_DOCUMENTS: Final = f"""
     )
     SELECT CASE WHEN (SELECT count(*) FROM new) + (SELECT count(*) FROM old) = $7 THEN 0 ELSE deltaci_conflict() END
 """
+_INSERT_MOVED: Final = (
+    "INSERT INTO moved_requests SELECT * FROM unnest($1::text[], $2::text[], $3::text[]) ON CONFLICT DO NOTHING"
+)
+# Another transaction that stores the same claim waits here until this one ends.
+_INSERT_GRANTS: Final = (
+    "INSERT INTO claim_grants SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::text[], "
+    "$6::int[]) ON CONFLICT DO NOTHING"
+)
 _NO_CHUNK: Final = EventChunk(0, 0, b"", frozenset())
 
 
 def is_single_statement(write: Write) -> bool:
     """Return whether `write_batch` writes this with a single statement, so that it needs no BEGIN and COMMIT."""
-    return all(put.version or not put.is_terminal for put in write.puts)
+    return not (write.moved_requests or write.claim_grants) and all(
+        put.version or not put.is_terminal for put in write.puts
+    )
 
 
 async def remove_from_lists(connection: Any, changes: list[ListChange]) -> None:
@@ -129,6 +140,14 @@ async def write_batch(connection: Any, write: Write) -> int:
         status: str = await connection.execute(_INSERT_FINISHED, *zip(*finished_values, strict=True))
         if int(status.rpartition(" ")[2]) != len(finished_values):
             raise Conflict(tuple(record.id for record in new_finished_records))
+    if write.moved_requests:
+        await connection.execute(
+            _INSERT_MOVED, *_columns([(*moved.key, moved.request) for moved in write.moved_requests], 3)
+        )
+    if write.claim_grants:
+        inserted = await connection.execute(_INSERT_GRANTS, *_columns(sorted(map(astuple, write.claim_grants)), 6))
+        if int(inserted.rpartition(" ")[2]) != len(write.claim_grants):
+            raise Conflict(tuple(grant.attempt_id for grant in write.claim_grants))
     chunk = pack_events(write.events) if write.events else _NO_CHUNK
     ended_at = max((put.record.updated_at for put in puts), default=0)
     try:

@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec.structs import astuple
+
 from deltaci.core.machine import Record
 from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, LISTED_KINDS, decode_record, encode, pack_events
 from deltaci.storage.commit_hints import CommitHints, ReadyCounts
@@ -24,15 +26,19 @@ from deltaci.storage.migrate import migrations, pending_migrations
 from deltaci.storage.port import (
     Begin,
     BeginClaim,
+    ClaimGrant,
     Conflict,
     CountLiveLeases,
     Document,
+    FindClaim,
     FindDue,
     FindReady,
+    FindRequests,
     ListChange,
     Load,
     LoadJobs,
     LockGroup,
+    MovedRequest,
     Postpone,
     Put,
     ReadTransaction,
@@ -80,6 +86,12 @@ _INSERT_HISTORY: Final = (
 _INSERT_CHUNK: Final = "INSERT INTO chunks VALUES (?, ?, ?, ?)"
 _INSERT_SCOPE: Final = "INSERT INTO chunk_scopes VALUES (?, ?)"
 _INSERT_LISTED: Final = "INSERT INTO listed VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_INSERT_MOVED: Final = "INSERT INTO moved_requests VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+_INSERT_GRANT: Final = "INSERT INTO claim_grants VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_FIND_MOVED: Final = "SELECT record_id, request FROM moved_requests WHERE record_id = ? AND request_id = ?"
+_FIND_GRANTS: Final = (
+    "SELECT * FROM claim_grants WHERE tenant = ? AND worker_id = ? AND request_id = ? ORDER BY position"
+)
 _DELETE_LISTED: Final = "DELETE FROM listed WHERE tenant = ? AND list = ? AND at = ? AND id = ?"
 _COUNT_LIVE_LEASES: Final = (
     f"SELECT count(*) FROM (SELECT 1 FROM records WHERE tenant = ? AND kind = {ATTEMPT_KIND} AND due_at IS NOT NULL "
@@ -240,6 +252,12 @@ class SqliteStore(SqlStore):
             return connection.execute(_COUNT_LIVE_LEASES, [request.tenant, request.limit]).fetchone()[0]
         if isinstance(request, LockGroup):
             return _first_value(connection.execute(_HOLDER, [request.tenant, request.group, request.now]).fetchall())
+        if isinstance(request, FindRequests):
+            rows_of_keys = [connection.execute(_FIND_MOVED, key).fetchall() for key in request.keys]
+            return [MovedRequest(*row) for rows in rows_of_keys for row in rows]
+        if isinstance(request, FindClaim):
+            key = [request.tenant, request.worker_id, request.request_id]
+            return [ClaimGrant(*row) for row in connection.execute(_FIND_GRANTS, key)]
         if isinstance(request, Postpone):
             rows = [(request.until, request.until, id) for id in request.ids]
             connection.executemany(_POSTPONE, rows)
@@ -309,6 +327,10 @@ class SqliteStore(SqlStore):
         self._write_guarded(connection, _INSERT_HISTORY, [_history_values(put) for put in finished], finished)
         if write.list_changes:
             self._write_lists(connection, write.list_changes)
+        if write.moved_requests:
+            connection.executemany(_INSERT_MOVED, [(*moved.key, moved.request) for moved in write.moved_requests])
+        grants = write.claim_grants
+        self._write_guarded(connection, _INSERT_GRANT, [astuple(grant) for grant in grants], created)
         if not write.events:
             return 0
         chunk = pack_events(write.events)
@@ -399,6 +421,8 @@ class SqliteStore(SqlStore):
     def _prune(self, connection: sqlite3.Connection, finished_before: int, events_before: int, limit: int) -> int:
         deleted = connection.execute(_DELETE_FINISHED, (finished_before, limit)).fetchall()
         self._write_lists(connection, removals(decode_record(*row) for row in deleted if row[1] in LISTED_KINDS))
+        for sql in (_DELETE_MOVED, _DELETE_GRANTS):
+            connection.executemany(sql, [(row[0],) for row in deleted])
         for table in ("chunk_scopes", "chunks"):
             chunk_count = connection.execute(_PRUNE_CHUNKS.format(table), (events_before, limit)).rowcount
         return len(deleted) + chunk_count
@@ -451,6 +475,8 @@ _OF_RUN: Final = "WHERE run_id = ?1 AND kind = ?2 AND run_id <> ''"
 _DELETE_FINISHED: Final = (
     "DELETE FROM history WHERE id IN (SELECT id FROM history WHERE ended_at < ? LIMIT ?) RETURNING id, kind, body"
 )
+_DELETE_MOVED: Final = "DELETE FROM moved_requests WHERE record_id = ?"
+_DELETE_GRANTS: Final = "DELETE FROM claim_grants WHERE attempt_id = ?"
 _PRUNE_CHUNKS: Final = "DELETE FROM {} WHERE last_seq IN (SELECT last_seq FROM chunks WHERE at < ? ORDER BY at LIMIT ?)"
 
 

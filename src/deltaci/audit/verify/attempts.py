@@ -153,18 +153,42 @@ def check_created(
 def check_request_id(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """Report a request id that was applied twice. A repeated request must not append another event."""
-    if event.request_id:
-        if any(
-            request_id == event.request_id and trigger == event.trigger and at != event.at
-            for request_id, trigger, at in attempt.recent_requests
-        ):
-            verifier.flag(
-                "QUE-C5",
-                f"attempt {attempt.id} applied request {event.request_id} twice",
-                "no second event for the same request",
-            )
-        attempt.recent_requests = (*attempt.recent_requests, (event.request_id, event.trigger, event.at))[-8:]
+    """Report a request that changed the attempt in two decisions: a repeat must not append another event.
+
+    The request id of a claim is unique per worker. An attempt with a job also changes by requests to other records,
+    whose ids may be the same; there, only a repeated transition is reported.
+    """
+    id = event.request_id
+    stale_reason = metadata.reason if event.to == core_attempt.STALE else attempt.stale_reason
+    is_request_to_worker = stale_reason == core_attempt.WORKER_LOST and core_attempt.STALE in (event.from_, event.to)
+    if not id or is_request_to_worker:
+        return
+    steps = attempt.request_steps
+    if steps and _is_next_step(steps, event):
+        steps.append(event)
+        return
+    attempt.request_steps = [event]
+    triggers = attempt.request_triggers.setdefault(id, set())
+    if event.to == core_attempt.LEASED:
+        is_repeat = (event.actor, id) in attempt.claim_requests
+        attempt.claim_requests.add((event.actor, id))
+    else:
+        is_repeat = event.trigger in triggers if attempt.job is not None else bool(triggers)
+    triggers.add(event.trigger)
+    if is_repeat:
+        verifier.flag(
+            "QUE-C5",
+            f"attempt {attempt.id} applied request {id} twice",
+            "no second event for the same request",
+        )
+
+
+def _is_next_step(steps: list[EventLine], event: EventLine) -> bool:
+    """Return whether the event continues the decision whose steps are given."""
+    latest = steps[-1]
+    if (event.request_id, event.at, event.rev) != (latest.request_id, latest.at, latest.rev + 1):
+        return False
+    return all((event.from_, event.to) != (step.from_, step.to) for step in steps)
 
 
 def check_claim(

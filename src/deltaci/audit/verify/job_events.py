@@ -5,7 +5,7 @@ The log may come from another implementation, so only fields that the document d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -40,7 +40,7 @@ class _TrackedJob:
     attempt: int = 0
     rev: int = 0
     at: datetime = EPOCH
-    recent_requests: tuple[tuple[str, str, datetime], ...] = ()
+    requests: dict[tuple[str, str, str], datetime] = field(default_factory=dict)
 
 
 _decode = msgspec.json.Decoder(_EventLine).decode
@@ -119,16 +119,14 @@ class JobEventsVerifier:
             )
         job.attempt = expected_attempt
         if event.request_id:
-            if any(
-                request_id == event.request_id and type == event.type and at != event.at
-                for request_id, type, at in job.recent_requests
-            ):
+            # The request id of a claim is unique per worker.
+            key = (event.request_id, event.type, event.actor if event.type == "claimed" else "")
+            if job.requests.setdefault(key, event.at) != event.at:
                 self.flag(
                     "QUE-C5",
                     f"job {event.job_id} applied request {event.request_id} twice",
                     "no second event for the same request",
                 )
-            job.recent_requests = (*job.recent_requests, (event.request_id, event.type, event.at))[-8:]
 
     def _check_owner(self, job: _TrackedJob, event: _EventLine) -> None:
         if event.type in _OWNER_ONLY and event.actor != job.owner:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import ClassVar
 
-from deltaci.audit.verify.log_lines import EPOCH, FailureMetadata, VerdictMetadata
+from deltaci.audit.verify.log_lines import EPOCH, EventLine, FailureMetadata, VerdictMetadata
 
 
 @dataclass(slots=True, eq=False)
@@ -136,7 +136,9 @@ class TrackedAttempt(TrackedEntity):
     ttl: timedelta = timedelta()
     error: FailureMetadata | None = None
     verdict: VerdictMetadata | None = None
-    recent_requests: tuple[tuple[str, str, datetime], ...] = ()
+    request_triggers: dict[str, set[str]] = field(default_factory=dict)
+    claim_requests: set[tuple[str, str]] = field(default_factory=set)  # Worker and request id of each claim.
+    request_steps: list[EventLine] = field(default_factory=list)  # Of the latest decision with a request id.
     heartbeat_no: int = -1  # The highest number of a heartbeat under the latest lease.
     is_marked: bool = False
 
