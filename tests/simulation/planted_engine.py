@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from typing import Any
 
-from deltaci.core import attempt, worker
+import msgspec
+
+from deltaci.core import attempt, machine, worker
 from deltaci.core.errors import Refused
 from deltaci.core.events import Event
-from deltaci.engine import waiters
+from deltaci.core.machine import Command
+from deltaci.engine import shard, waiters
 from deltaci.engine.clock import MonotonicClock
+from deltaci.engine.repeats import Repeats
+from deltaci.engine.requests import Claim
 from deltaci.engine.shard import Shard
 from deltaci.engine.timers import Timers
 from deltaci.engine.waiters import ClaimWaiters
@@ -335,4 +340,45 @@ def stale_result_is_acknowledged() -> Iterator[None]:
 def canceled_result_is_acknowledged() -> Iterator[None]:
     """A result after a cancel is acknowledged as accepted."""
     with patched((attempt, "complete_answer", lambda record: (True, ""))):
+        yield
+
+
+# -- repeats
+
+
+@fault
+def requests_are_forgotten() -> Iterator[None]:
+    """A record remembers only its first request and its latest eight."""
+
+    def remember_request(record: Any, command: Command) -> Any:
+        record = real(record, command)
+        return msgspec.structs.replace(record, requests=(*record.requests[:1], *record.requests[1:][-7:]))
+
+    real = machine.remember_request
+    with patched((machine, "remember_request", remember_request)):
+        yield
+
+
+@fault
+def moved_requests_are_not_stored() -> Iterator[None]:
+    """Requests that are moved out of a record with many are lost."""
+    with (
+        patched_writes(lambda write_request: set_field(write_request, moved_requests=[])),
+        patched((shard, "REQUESTS_IN_RECORD", 8)),
+    ):
+        yield
+
+
+@fault
+def repeated_claim_is_a_new_claim() -> Iterator[None]:
+    """A repeated claim is granted another attempt, or none."""
+
+    def find_grants(_self: Repeats, _claim: Claim) -> Generator[Any, Any, list[Any]]:
+        yield from ()
+        return []
+
+    with (
+        patched((Repeats, "find_grants", find_grants)),
+        patched_writes(lambda write_request: set_field(write_request, claim_grants=[])),
+    ):
         yield

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
 from random import Random
 from typing import Any, Final, TypeVar
 
-from deltaci.core.errors import Refused
+from deltaci.core.errors import Refused, StaleLease
 from deltaci.core.machine import Command
-from deltaci.engine.engine import Engine
+from deltaci.engine.engine import ClaimedAttempt, Engine
 from deltaci.protocol.routes import LEASE_HEADER, ROOT
 from deltaci.server.auth.credentials import Signer
 from deltaci.simulation.checker.acknowledgements import AcknowledgementChecker
@@ -94,7 +94,23 @@ class CommandClient:
             response, was_applied = await self._send_command(command_with_reused_id, random)
             if not isinstance(response, Refused) and was_applied:
                 self._run_check(self._acknowledgements.reject_reused_id, action, command.id, command.request_id)
+        if is_accepted and command.request_id:
+            self._repeat_late(action, command)
         return is_accepted
+
+    def _repeat_late(self, action: str, command: Command) -> None:
+        """Schedule a repeat of an accepted command, sometimes, after many others may have changed its record."""
+        random = Random(f"{command.request_id} late")
+        if self.happens("repeat", random):
+
+            async def repeat() -> None:
+                response, was_applied = await self._send_command(command, random)
+                if isinstance(response, Refused) and was_applied:
+                    self._run_check(
+                        self._acknowledgements.reject_refused_repetition, action, command.id, command.request_id
+                    )
+
+            self.spawn_later(random.choice((60.0, 600.0, 3600.0)) * random.random(), repeat)
 
     async def _send_command(self, command: Command, random: Random, *, is_first: bool = False) -> tuple[Any, bool]:
         """Send a command. Return the response, and whether an earlier send had already changed the entity.
@@ -169,6 +185,15 @@ class CommandClient:
     def check_claim(self, attempt_id: str, worker_id: str, other_workers: Mapping[str, frozenset[str]]) -> None:
         """Report a violation if the worker got an attempt that it had lost, while one of the others could take it."""
         self._run_check(self._acknowledgements.check_claim, attempt_id, worker_id, other_workers)
+
+    def check_repeated_claim(self, lease_id: str, response: Sequence[ClaimedAttempt] | Refused | None) -> None:
+        """Report a violation if a repeated claim did not get the lease of the first one, nor was stale."""
+        if isinstance(response, Refused):
+            reason = response.reason if isinstance(response, StaleLease) else response.code
+            self._run_check(self._acknowledgements.check_stale_claim, lease_id, reason)
+        elif response is not None:
+            lease_ids = [claimed.lease_id for claimed in response]
+            self._run_check(self._acknowledgements.check_repeated_claim, lease_id, lease_ids)
 
     def check_denied_claim(
         self, attempt_id: str, worker_id: str, other_workers: Mapping[str, frozenset[str]], now: int

@@ -79,6 +79,7 @@ class QueueClients:
         while tracked_attempt.state == "QUEUED":
             name = await self._pick_worker(random)
             other_workers = self._other_free_workers(name)
+            sent_at, revs, now = self._loop.now, self._revs(tracked_attempt, name), self._client.wall_time()
             claim = Claim(
                 tenant=TENANT,
                 worker_id=name,
@@ -86,14 +87,15 @@ class QueueClients:
                 limit=1,
                 ttl_seconds=self._scenario.ttl_seconds,
                 accept_seconds=30,
+                request_id=f"{tracked_attempt.id} claim {sent_at}",
                 only_ids=(tracked_attempt.id,),
                 other_worker_labels=tuple(tuple(sorted(labels)) for labels in other_workers.values()),
                 other_worker_ids=tuple(other_workers),
             )
-            sent_at, revs, now = self._loop.now, self._revs(tracked_attempt, name), self._client.wall_time()
             response = await self._client.send_until_answered(partial(_claim, claim=claim), random, sent_at + 60)
             if isinstance(response, list) and response:
                 self._client.check_claim(tracked_attempt.id, name, other_workers)
+                self._repeat(claim, response[0].lease_id)
                 await self._execute(response[0], sent_at, random)
                 return
             if response == [] and revs == self._revs(tracked_attempt, name) and not self._scenario.has_clock_jumps:
@@ -101,6 +103,18 @@ class QueueClients:
             if not tracked_attempt.labels:
                 return  # A runner will claim it.
             await asyncio.sleep(random.choice((5.0, 60.0)))
+
+    def _repeat(self, claim: Claim, lease_id: str) -> None:
+        """Schedule a repeat of a claim that was granted this lease, sometimes, and check that it gets no other one."""
+        random = Random(f"{self._scenario.seed} {claim.request_id}")
+        if not self._client.happens("repeat", random):
+            return
+
+        async def repeat() -> None:
+            response = await self._client.send_until_answered(partial(_claim, claim=claim), random, self._loop.now + 60)
+            self._client.check_repeated_claim(lease_id, response)
+
+        self._client.spawn_later(random.choice((1.0, 300.0)) * random.random(), repeat)
 
     async def _pick_worker(self, random: Random) -> str:
         """Return the name of a queue client for the next claim, and register it if it is new.
@@ -291,6 +305,7 @@ class _ClaimedWork:
             if self._loop.now >= self._live_until:
                 return False
             await asyncio.sleep(min(remaining_seconds, self._ttl / 3, max(0.1, self._live_until - self._loop.now)))
-            if self._loop.now < end_time and not await self.send(attempt.Extend):
+            request_id = f"{self.ref.attempt_id}#{self.ref.number} {self._loop.now}"
+            if self._loop.now < end_time and not await self.send(attempt.Extend, request_id=request_id):
                 return False
         return self._loop.now < self._live_until

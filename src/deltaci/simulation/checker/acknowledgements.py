@@ -6,7 +6,7 @@ Like the rest of the checker, this knows only the log and the messages of the pr
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from deltaci.simulation.checker.history_checker import HistoryChecker
@@ -92,6 +92,22 @@ class AcknowledgementChecker:
             raise Violation(
                 "avoided", f"{attempt_id} goes to {worker_id}, which lost it, although {able_workers[0]} could take it"
             )
+
+    def check_repeated_claim(self, lease_id: str, lease_ids: Sequence[str]) -> None:
+        """Check that a repeated claim got the lease of the first one."""
+        if list(lease_ids) != [lease_id]:
+            id, lease_number, _ = lease_id.rsplit(".", 2)
+            subject = f"a claim that was granted lease {lease_number} of {id}"
+            raise Violation("idempotent", f"{subject} was repeated and got {len(lease_ids)} other leases")
+
+    def check_stale_claim(self, lease_id: str, reason: str) -> None:
+        """Check that a repeated claim was refused only because the lease of the first one has ended."""
+        attempt, lease_number = self._attempt_and_lease_number(lease_id)
+        lease = attempt.lease if attempt is not None else None
+        is_live = lease is not None and lease.number == lease_number and lease.state in ("GRANTED", "ACTIVE")
+        if is_live and reason != "LEASE_EXPIRED":
+            subject = f"a claim that was granted lease {lease_number} of {attempt and attempt.id}"
+            raise Violation("idempotent", f"{subject}, which is live, was repeated and refused as {reason}")
 
     def check_denied_claim(
         self, attempt_id: str, worker_id: str, other_workers: Mapping[str, frozenset[str]], now: int
