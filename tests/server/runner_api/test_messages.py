@@ -400,6 +400,53 @@ async def test_a_failure_with_exit_code_zero_is_refused(site: OpenSite, make: Ma
         assert (await lease.send("Complete", status="FAILED", exit_code=1)).body["accepted"]
 
 
+@pytest.mark.proves("ORC-I2", "ORC-I4", "PRO-Q14")
+@BOTH
+@pytest.mark.parametrize("end", ["Complete", "CancelAck"])
+@pytest.mark.parametrize(
+    ("order", "delayed"), [("A12E", ""), ("1A2E", "A"), ("2A1E", "A1"), ("2EA1", "A1"), ("EA21", "A21")]
+)
+@on_loop
+async def test_duplicates_and_delayed_messages_change_nothing(
+    site: OpenSite, make: Make, order: str, delayed: str, end: str
+) -> None:
+    """The network may deliver each message several times, late, and in any order: each counts once, or not at all.
+
+    `order` is the order of arrival: the acknowledgement, two heartbeats and the end. `delayed` are those that come
+    after a message that implies them.
+    """
+    async with site() as here:
+        lease = await make(here)
+        messages: dict[str, tuple[str, dict[str, Any]]] = {
+            "A": ("AckLease", {"sequence_no": 1}),
+            "1": ("Heartbeat", {"sequence_no": 1, "progress": {"percent": 10}}),
+            "2": ("Heartbeat", {"sequence_no": 2, "progress": {"percent": 20}}),
+            "E": (end, {"sequence_no": 1}),
+        }
+        answers: dict[str, dict[str, Any]] = {}
+
+        async def deliver(name: str) -> dict[str, Any]:
+            kind, fields = messages[name]
+            body: dict[str, Any] = (await lease.send(kind, **fields)).body
+            return {field: value for field, value in body.items() if not field.startswith(("new_lease", "cancel_"))}
+
+        for arrived, name in enumerate(order, start=1):
+            if name == "E" and end == "CancelAck":
+                await cancel(lease)
+            before = (await record(lease), await here.server.store.last_seq())
+            answers[name] = await deliver(name)
+            if name in delayed:
+                assert (await record(lease), await here.server.store.last_seq()) == before, name
+            before = (await record(lease), await here.server.store.last_seq())
+            here.backend.after(1)
+            for duplicate in (*order[:arrived], *reversed(order[:arrived])):
+                again = await deliver(duplicate)
+                is_stale = again["type"] == "StaleLease"
+                assert is_stale == ("E" in order[:arrived] and duplicate != "E"), duplicate
+                assert is_stale or again == answers[duplicate]
+            assert (await record(lease), await here.server.store.last_seq()) == before
+
+
 @BOTH
 @on_loop
 async def test_a_repeated_ack_does_not_promise_more_than_there_is(site: OpenSite, make: Make) -> None:
