@@ -398,7 +398,7 @@ async def test_a_job_whose_run_at_passes_while_a_claim_waits_is_found(backend: B
 # -- the log
 
 
-@pytest.mark.proves("QUE-E1", "QUE-E2")
+@pytest.mark.proves("QUE-E1", "QUE-E2", "QUE-B3")
 @on_loop
 async def test_the_events_of_a_job_are_document_004s_words(backend: Backend) -> None:
     """The same words on every store, and a log that the verifier finds legal."""
@@ -470,6 +470,7 @@ async def test_the_history_says_who_canceled_a_job_and_why(backend: Backend) -> 
             assert event["metadata"] == {"takeover": {"by": "orchestrator", "reason": "TOO_LATE"}}
 
 
+@pytest.mark.proves("MOD-2")
 @on_loop
 async def test_an_attempt_that_the_orchestrator_ends_is_a_takeover(backend: Backend) -> None:
     """Document 004 sees a stall, a claim by the orchestrator, a start and a failure."""

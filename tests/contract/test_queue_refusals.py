@@ -297,6 +297,7 @@ async def test_an_invalid_message_among_many_is_refused_alone(backend: Backend) 
         assert (await queue.get(job.id)).result == 1
 
 
+@pytest.mark.proves("QUE-C2")
 @pytest.mark.parametrize("name", ["start", "heartbeat", "complete", "fail"])
 @in_memory
 @on_loop
@@ -362,6 +363,7 @@ async def test_an_order_that_does_not_apply_is_refused(backend: Backend, name: s
         await unchanged(queue, getattr(queue, name)(job.id), code)
 
 
+@pytest.mark.proves("QUE-T12")
 @in_memory
 @on_loop
 async def test_only_a_running_job_can_be_finished(backend: Backend) -> None:

@@ -80,6 +80,7 @@ async def test_a_push_that_was_undone_can_be_made_again(site: Opened, upstream: 
         assert len({run["id"] for run in await here.runs()}) == 3
 
 
+@pytest.mark.proves("ORC-R8")
 @on_loop
 async def test_a_newer_push_supersedes_what_has_not_begun(site: Opened, upstream: Upstream) -> None:
     """Of the same branch and file, as the project wants it; what runs goes on."""
@@ -153,6 +154,7 @@ async def test_one_run_for_each_file(site: Opened, upstream: Upstream) -> None:
         assert len({(await people.run(file["run"]))["file"] for file in change["files"] if file["run"]}) == 2
 
 
+@pytest.mark.proves("ORC-R3", "ORC-R4")
 @on_loop
 async def test_a_broken_file_is_a_run_that_says_what_is_wrong(site: Opened, upstream: Upstream) -> None:
     """With file, line and column."""
@@ -171,6 +173,8 @@ async def test_a_broken_file_is_a_run_that_says_what_is_wrong(site: Opened, upst
         events = (await people.get(f"/runs/{run['id']}/events")).body["events"]
         [failed] = [event for event in events if event["to"] == "PLAN_FAILED"]
         assert failed["metadata"]["error"] == "\n".join(plan["problems"])
+        steps = (await people.get(f"/runs/{run['id']}/transitions?view=orchestration&kind=run")).body["transitions"]
+        assert [step["to"] for step in steps][:4] == ["CREATED", "PLANNING", "PLAN_FAILED", "FAILED"]
 
 
 @on_loop

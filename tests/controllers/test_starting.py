@@ -114,6 +114,7 @@ async def test_a_file_that_is_not_for_people_says_so(site: Opened, upstream: Ups
         assert "add `manual` to its `on`" in problem
 
 
+@pytest.mark.proves("MOD-3", "WST-W7")
 @on_loop
 async def test_a_run_that_is_cancelled_before_it_is_planned_ends(site: Opened, upstream: Upstream) -> None:
     """Whatever its repository does."""
@@ -129,3 +130,5 @@ async def test_a_run_that_is_cancelled_before_it_is_planned_ends(site: Opened, u
 
         assert waiting["state"] == "CREATED"
         assert (over["conclusion"], over["reason"]) == ("CANCELED", "enough")
+        steps = (await people.get(f"/runs/{id}/transitions?view=workstreams")).body["transitions"]
+        assert [(step["from"], step["to"]) for step in steps][1:] == [("planned", "ready"), ("ready", "cancelled")]

@@ -168,6 +168,7 @@ async def test_a_stopping_server_answers_waiting_workers(fleet: OpenFleet) -> No
         assert await waiting == []
 
 
+@pytest.mark.proves("WST-KH5")
 @on_loop
 async def test_a_lost_job_goes_to_another_worker_if_there_is_an_eligible_one(fleet: OpenFleet) -> None:
     """Also if that one is busy, but not if it is on hold, silent, or lacks a required label."""

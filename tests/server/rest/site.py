@@ -84,7 +84,8 @@ class ScriptedRunner:
         self._credential = credential
         self._labels = list(labels)
 
-    async def _post(self, name: str, body: Any, **headers: str) -> Any:
+    async def request(self, name: str, body: Any, **headers: str) -> Any:
+        """Post a message and return the response."""
         answer = await self._http.post(
             f"/runner/v1/{name}",
             json=body,
@@ -98,7 +99,7 @@ class ScriptedRunner:
             **{"type": "Lease", "runner_id": self.name, "slots": slots},
             **{"capabilities": self._labels, "wait_seconds": wait_seconds},
         }
-        return list((await self._post("lease", message))["leases"])
+        return list((await self.request("lease", message))["leases"])
 
     async def take(self) -> Any:
         """Claim one job and start it."""
@@ -114,7 +115,7 @@ class ScriptedRunner:
     async def send(self, lease: Any, kind: str, **fields: Any) -> Any:
         """Send a message under a lease and return the response."""
         message = {"type": kind, "lease_id": lease["lease_id"], "runner_id": self.name, **fields}
-        return await self._post("messages", message)
+        return await self.request("messages", message)
 
     async def finish(self, lease: Any, **fields: Any) -> None:
         """Complete the attempt, by default as SUCCEEDED."""

@@ -47,6 +47,7 @@ async def test_approve_needs_a_waiting_job_and_can_be_repeated(site: Opened) -> 
         assert gate_job["tries"] == []
 
 
+@pytest.mark.proves("MOD-G1", "MOD-G2", "MOD-G3", "MOD-G4")
 @on_loop
 async def test_a_gate_can_require_a_role_several_people_and_not_the_starter(site: Opened) -> None:
     """Each refusal says who can approve."""
@@ -75,6 +76,7 @@ async def test_a_gate_can_require_a_role_several_people_and_not_the_starter(site
         assert (await here.until(ada, id, "REPORTED"))["status"] == "SUCCEEDED"
 
 
+@pytest.mark.proves("MOD-8")
 @on_loop
 async def test_a_decision_can_name_one_gate_and_a_rejection_fails_the_run(site: Opened) -> None:
     """A rejected gate is FAILED with the reason REJECTED."""
@@ -148,6 +150,7 @@ async def test_a_gate_without_an_expiry_expires_after_thirty_days(site: Opened) 
         assert (run["conclusion"], run["jobs"][0]["reason"]) == ("FAILED", "APPROVAL_EXPIRED")
 
 
+@pytest.mark.proves("MOD-9")
 @on_both_stores
 @within(170)
 async def test_concurrent_approve_and_cancel_have_one_legal_outcome(site: Opened) -> None:

@@ -17,7 +17,7 @@ Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 BODY = {"plan": {"jobs": [task("a"), task("b")]}, "title": "once"}
 
 
-@pytest.mark.proves("STP-D1", "STP-D2")
+@pytest.mark.proves("STP-D1", "STP-D2", "MOD-S2")
 @on_loop
 async def test_a_repeated_key_returns_the_same_run(site: Opened) -> None:
     """Also after the run has ended; another body with the same key is refused."""

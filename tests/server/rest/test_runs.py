@@ -46,7 +46,7 @@ async def test_a_run_is_created_in_one_request_and_has_state_and_status(site: Op
         assert run["fail_fast"]
 
 
-@pytest.mark.proves("STP-O1", "STP-O2", "STP-O3")
+@pytest.mark.proves("STP-O1", "STP-O2", "STP-O3", "STP-O4")
 @on_loop
 async def test_jobs_without_needs_run_in_sequence(site: Opened) -> None:
     """Document 002 demands a strict sequence; once a job has `needs`, the plan is a graph."""
@@ -260,6 +260,7 @@ async def test_jobs_and_attempts_have_their_own_paths(site: Opened) -> None:
         assert (await ada.post(f"/runs/{id}/jobs/job 4/cancel")).body["state"] == "CANCELED"
 
 
+@pytest.mark.proves("MOD-T3", "MOD-T1", "MOD-G4")
 @on_loop
 async def test_a_rerun_repeats_all_or_only_failed_jobs(site: Opened) -> None:
     """A rerun is a new run that refers to the old one; approvals are not inherited."""

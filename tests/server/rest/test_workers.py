@@ -69,6 +69,7 @@ async def test_a_worker_has_all_its_fields(site: Opened) -> None:
         await runner.finish(lease)
 
 
+@pytest.mark.proves("WST-KH1", "WST-KH2")
 @on_loop
 async def test_a_drained_worker_gets_no_work_until_it_is_resumed(site: Opened) -> None:
     """Both operations can be repeated; the first reason is kept."""

@@ -136,7 +136,7 @@ async def test_a_file_can_be_started_for_another_project_and_branch(site: Opened
         assert (made.body["project"], made.body["base"]) == ("shop", "next")
 
 
-@pytest.mark.proves("WST-WD1", "WST-WD4")
+@pytest.mark.proves("WST-WD1", "WST-WD4", "WST-TA1")
 @on_loop
 async def test_a_workstream_is_read_in_both_vocabularies(site: Opened) -> None:
     """Its own state and the run's, each task's state and its job's, and the state derived from the tasks."""

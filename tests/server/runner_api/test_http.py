@@ -106,6 +106,7 @@ async def test_a_body_that_is_not_json_is_refused(site: OpenSite, name: str, bod
         assert reply.status == 400 or body.startswith((b"[", b"{"))
 
 
+@pytest.mark.proves("PRO-U3")
 @on_loop
 async def test_an_invalid_message_is_refused_with_its_position(site: OpenSite) -> None:
     """The response alone must be enough to correct a runner."""

@@ -296,7 +296,7 @@ async def _work(runner: RegisteredRunner) -> None:
 # -- from a dispatch
 
 
-@pytest.mark.proves("PRO-B1", "PRO-K3", "PRO-F3")
+@pytest.mark.proves("PRO-B1", "PRO-K3", "PRO-F3", "ORC-I3")
 @on_loop
 async def test_a_runner_that_names_attempts_gets_these_or_learns_that_they_are_gone(site: OpenSite) -> None:
     """A finished attempt needs no second request; one with other labels is for another runner."""

@@ -99,6 +99,7 @@ async def test_one_machine_may_carry_many_runners_but_each_lease_is_one_of_their
         assert (await lease.send("Complete", runner_id="host/1")).body["accepted"] is True
 
 
+@pytest.mark.proves("WST-TG3")
 @on_loop
 async def test_a_message_that_contradicts_itself_is_refused(site: OpenSite) -> None:
     """A lease for one job says nothing about another, and a success has no other exit code than 0."""
@@ -173,7 +174,7 @@ ENDS = {
 REPEATS = {("LEASE_COMPLETED", "Complete"), ("LEASE_CANCELED", "Complete"), ("LEASE_CANCELED", "CancelAck")}
 
 
-@pytest.mark.proves("PRO-M9", "PRO-S5", "PRO-Q6", "PRO-Q12")
+@pytest.mark.proves("PRO-M9", "PRO-S5", "PRO-Q6", "PRO-Q12", "PRO-S1", "PRO-S2", "PRO-S3", "PRO-S4", "PRO-H3", "MOD-L5", "ORC-LF2", "ORC-LF3")
 @BOTH
 @pytest.mark.parametrize("reason", ENDS)
 @on_loop
@@ -194,6 +195,7 @@ async def test_a_stale_lease_is_refused_with_the_reason(site: OpenSite, make: Ma
         assert ENDS.keys() == STALE_REASONS
 
 
+@pytest.mark.proves("MOD-L5", "PRO-H3")
 @pytest.mark.parametrize(
     "lease_id", ["x", "q1", "q1.1.short", "q1.x.0123456789abcdef", "q1.1.0123456789abcdef", "nobody.1.0123456789abcdef"]
 )
@@ -317,6 +319,7 @@ async def test_a_job_is_taken_kept_and_completed(site: OpenSite, make: Make) -> 
             assert await here.server.state("r1") == run.SUCCESS
 
 
+@pytest.mark.proves("MOD-F1", "PRO-Y2")
 @pytest.mark.parametrize(
     ("fields", "code", "failure_class"),
     [
@@ -467,6 +470,7 @@ async def test_a_repeated_ack_does_not_promise_more_than_there_is(site: OpenSite
 # -- cancels
 
 
+@pytest.mark.proves("PRO-Q11", "ORC-L4")
 @BOTH
 @on_loop
 async def test_an_unrequested_cancel_cannot_be_acknowledged(site: OpenSite, make: Make) -> None:
@@ -505,7 +509,7 @@ async def test_the_next_response_contains_the_cancel_and_it_is_acknowledged(site
         assert (ended.state, ended.report["summary"]) == (attempt.CANCELED, "stopped")
 
 
-@pytest.mark.proves("PRO-M6")
+@pytest.mark.proves("PRO-M6", "MOD-3")
 @BOTH
 @on_loop
 async def test_a_result_that_comes_after_the_cancel_does_not_count(site: OpenSite, make: Make) -> None:
@@ -529,6 +533,7 @@ async def test_a_result_that_comes_after_the_cancel_does_not_count(site: OpenSit
         assert (ended.state, ended.result, ended.report["summary"]) == (attempt.CANCELED, None, "done anyway")
 
 
+@pytest.mark.proves("PRO-Q10", "ORC-C5")
 @BOTH
 @on_loop
 async def test_a_runner_that_does_not_stop_in_time_is_stale(site: OpenSite, make: Make) -> None:

@@ -40,6 +40,7 @@ async def headers_of(site: Site, runner: RegisteredRunner, name: str, **headers:
     return sent[0]["status"], dict(sent[0]["headers"])
 
 
+@pytest.mark.proves("PRO-U3")
 @pytest.mark.parametrize("name", ["lease", "leave", "control"])
 @on_loop
 async def test_a_message_without_its_type_is_none(site: OpenSite, name: str) -> None:
