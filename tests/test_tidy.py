@@ -78,7 +78,7 @@ IMPURE_CALLS = {"open", "print", "input", "breakpoint", "exec", "eval", "__impor
 CLOCK_READS = {"now", "utcnow", "today"}
 
 # Folders of tests that do not have the name of a package; see the docstring of tests/__init__.py.
-OTHER_TESTS = {"bench", "browser", "chaos", "contract", "crash", "e2e", "fuzz", "scripts", "spec", "support"}
+OTHER_TESTS = {"bench", "browser", "chaos", "contract", "crash", "e2e", "fuzz", "scripts", "spec", "support", "surface"}
 
 NAMELESS = {"util", "utils", "helper", "helpers", "manager", "managers", "base", "common"}
 

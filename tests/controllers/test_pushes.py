@@ -320,3 +320,38 @@ async def test_files_that_are_too_large_or_no_files(site: Opened, upstream: Upst
         await here.until(people, file["run"], "FAILED")
         [problem] = (await people.get(f"/runs/{file['run']}/plan")).body["problems"]
         assert problem.startswith(".deltaci.yml:1:1: it is too large")
+
+
+FAMILY = """\
+on: push
+jobs:
+  build:
+    strategy: {fail-fast: true, matrix: {os: [a, b, c]}}
+    steps: [run: make]
+  docs:
+    steps: [run: make docs]
+"""
+
+
+@pytest.mark.proves("MOD-D2")
+@on_loop
+async def test_a_failure_cancels_the_rest_of_its_matrix_and_no_other_job(site: Opened, upstream: Upstream) -> None:
+    """A runner that has another job of the matrix is asked to stop."""
+    async with site() as here:
+        people = await here.project(upstream.url)
+        commit = upstream.push({".deltaci.yml": FAMILY})
+        change = await here.change((await here.pushed(commit, upstream.first)).id)
+        id = change["files"][0]["run"]
+        runner = await here.register_runner()
+        leases = await runner.lease(slots=2)
+        assert [lease["job_id"].partition("/")[2] for lease in leases] == ["build (a)", "build (b)"]
+        for lease in leases:
+            await runner.begin(lease)
+
+        await runner.fail(leases[0])
+
+        asked = await runner.send(leases[1], "Heartbeat", ts="2026-01-04T08:00:00Z")
+        assert (asked["cancel_requested"], asked["reason"]) == (True, "NOT_NEEDED")
+        jobs = {job["name"]: (job["state"], job["reason"]) for job in (await people.run(id))["jobs"]}
+        assert jobs["build (c)"] == ("CANCELED", "NOT_NEEDED")
+        assert jobs["docs"] == ("QUEUED", "")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
+import pytest
+
 from tests.contract.backends import on_loop
 from tests.controllers.site import RepositorySite
 from tests.support.upstream import PIPELINE, Upstream

@@ -265,7 +265,7 @@ async def test_a_runner_that_sleeps_is_outlived_by_its_keeper(this: Scene) -> No
     assert this.place.numbers(id, 1) == [*NUMBERS, *range(1001, 1011)]
 
 
-@pytest.mark.proves("PRO-H1", "PRO-H2", "PRO-F2")
+@pytest.mark.proves("PRO-H1", "PRO-H2", "PRO-F2", "MOD-L7")
 @scene()
 async def test_a_runner_that_slept_with_its_keeper_begins_nothing_more(this: Scene) -> None:
     """It wakes between two steps, with a lease that is another's by now: it begins nothing, and completes nothing."""

@@ -57,7 +57,7 @@ def shown(between: float, what: str) -> str:
     return f"overlap of two runners, {what}: {max(0.0, -between):.3f} s; stopped {between:.2f} s before"
 
 
-@pytest.mark.proves("PRO-F2", "PRO-K1", "PRO-H1")
+@pytest.mark.proves("PRO-F2", "PRO-K1", "PRO-H1", "MOD-L7")
 @pytest.mark.parametrize("fail", [lose_requests, lose_answers, lose_both, drip])
 def test_a_runner_that_is_cut_off_stops_before_another_begins(
     tmp_path: Path, fail: Callable[[Proxy], None], record_property: Record

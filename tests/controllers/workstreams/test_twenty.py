@@ -116,6 +116,9 @@ async def _check_outcomes(scene: Scene, twenty: list[Planted]) -> set[str]:
             says = each.says or "the whole is sound"
             assert told[each.name]["state"] == "failed"
             assert says in str(told[each.name]), (each.name, says, told[each.name])
+    for name, end in (("alpha", "completed"), ("bad", "failed")):
+        page = await scene.person.ask("GET", f"/runs/{told[name]['id']}/transitions?view=workstreams&kind=workstream")
+        assert [step["to"] for step in page["transitions"]][-2:] == ["validating", end]
     return merged
 
 
@@ -142,7 +145,7 @@ async def _check_history(scene: Scene, twenty: list[Planted], merged: set[str]) 
     assert refs == ["refs/heads/main"]
 
 
-@pytest.mark.proves("WST-WA5", "WST-WI4", "WST-WG5", "WST-E4")
+@pytest.mark.proves("WST-WA5", "WST-WI4", "WST-WG5", "WST-W5", "WST-W6", "WST-E4")
 @within(PATIENCE_SECONDS)
 async def test_twenty_workstreams_over_one_base_that_moves(tmp_path: Path) -> None:
     """The final base has exactly the good ones, each merge is of a tree that was tested, and nothing else changed."""
