@@ -25,6 +25,7 @@ from scripts.docgen import (
     machines,
     pipelines,
     protocol,
+    rules,
     workstreams,
 )
 
@@ -36,6 +37,7 @@ PAGES: Final[dict[str, Callable[[str], str]]] = {
     "docs/protocol.md": lambda _: protocol.page(),
     "docs/formats.txt": lambda _: formats.page(),
     "docs/reference/api-contract.txt": lambda _: api_contract.page(),
+    "docs/reference/rules.md": lambda _: rules.page(),
     "docs/api-reference.md": lambda _: api_reference.page(),
     "docs/cli.md": cli.page,
     "docs/pipelines.md": pipelines.page,

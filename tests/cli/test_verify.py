@@ -152,7 +152,7 @@ def test_a_log_can_come_from_standard_input(lab: Lab) -> None:
     assert result.exit_code == 0
 
 
-@pytest.mark.proves("WST-V1", "WST-V2", "WST-V3", "WST-V4")
+@pytest.mark.proves("WST-V1", "WST-V2", "WST-V3", "WST-V4", "WST-V6")
 def test_the_validator_script_accepts_a_legal_file_and_refuses_an_illegal_one(tmp_path: Path, lab: Lab) -> None:
     """Document 003 names the script and its file; both work as named."""
     lines = lab.transitions()

@@ -154,7 +154,7 @@ async def test_one_run_for_each_file(site: Opened, upstream: Upstream) -> None:
         assert len({(await people.run(file["run"]))["file"] for file in change["files"] if file["run"]}) == 2
 
 
-@pytest.mark.proves("ORC-R3", "ORC-R4")
+@pytest.mark.proves("ORC-R3", "ORC-R4", "ORC-RS3")
 @on_loop
 async def test_a_broken_file_is_a_run_that_says_what_is_wrong(site: Opened, upstream: Upstream) -> None:
     """With file, line and column."""

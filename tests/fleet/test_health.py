@@ -43,7 +43,7 @@ async def test_a_registered_worker_is_in_the_pool_and_its_health_is_checked(flee
         assert here.fleet.eligible_workers(TENANT)[1] == ()
 
 
-@pytest.mark.proves("WST-KG4", "WST-KA4", "WST-K4", "MOD-12")
+@pytest.mark.proves("WST-KG4", "WST-KA4", "WST-K4", "WST-KS4", "MOD-12")
 @on_loop
 async def test_a_busy_worker_that_misses_checks_is_unresponsive_and_keeps_its_lease(fleet: OpenFleet) -> None:
     """Not one check too early. Its attempt is marked with the end of the lease, which was the last heartbeat's."""

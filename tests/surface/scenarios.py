@@ -9,12 +9,12 @@ from tests.surface.stage import JOB_SECONDS, TTL_SECONDS, Scenario, Stage
 
 SCENARIOS: Final[dict[str, Scenario]] = {}
 RETRY: Final = {"max_attempts": 2, "base_delay_seconds": 50}
-FULL_DISK: Final = {"log_tail": ["compiling", "fatal: No space left on device"]}
+FULL_DISK: Final[dict[str, Any]] = {"log_tail": ["compiling", "fatal: No space left on device"]}
 
 
 def scenario(play: Scenario) -> Scenario:
     """Register a scenario under the name of its function."""
-    SCENARIOS[play.__name__] = play  # type: ignore[attr-defined]
+    SCENARIOS[play.__name__] = play
     return play
 
 
@@ -22,7 +22,9 @@ def scenario(play: Scenario) -> Scenario:
 async def success(stage: Stage) -> None:
     """Two jobs in order and one that may fail; an artifact and a log are uploaded before the result."""
     await stage.start(
-        task("build", timeout_seconds=JOB_SECONDS), task("test", needs=["build"]), task("lint", needs=["test"], allow_failure=True)
+        task("build", timeout_seconds=JOB_SECONDS),
+        task("test", needs=["build"]),
+        task("lint", needs=["test"], allow_failure=True),
     )
     lease = await stage.claim()
     await stage.act("claim while leased", stage.runner.lease(wait_seconds=0))
@@ -33,7 +35,14 @@ async def success(stage: Stage) -> None:
     await stage.act("artifact", stage.runner.upload_artifact(lease, "report.xml", b"<testsuite/>"))
     artifact = {"type": "junit", "uri": f"artifact:{lease['job_id']}.1/1/report.xml", "name": "report.xml", "bytes": 12}
     await stage.complete(lease, output={"size": 3}, cost={"cpu_seconds": 2}, artifacts=[artifact], summary="all good")
-    await stage.complete(lease, "repeated Complete", output={"size": 3}, cost={"cpu_seconds": 2}, artifacts=[artifact], summary="all good")
+    await stage.complete(
+        lease,
+        "repeated Complete",
+        output={"size": 3},
+        cost={"cpu_seconds": 2},
+        artifacts=[artifact],
+        summary="all good",
+    )
     await stage.act("late Heartbeat", stage.runner.send(lease, "Heartbeat", ts="2026-01-04T08:00:00Z"))
     await stage.wait(JOB_SECONDS, "time limit over")
     lease = await stage.claim("claim test")
@@ -62,7 +71,9 @@ async def retried(stage: Stage) -> None:
 @scenario
 async def exhausted(stage: Stage) -> None:
     """Both attempts fail; one job depends on it and one does not."""
-    await stage.start(task("build", retry=RETRY, needs=[], priority=1), task("ship", needs=["build"]), task("docs", needs=[]))
+    await stage.start(
+        task("build", retry=RETRY, needs=[], priority=1), task("ship", needs=["build"]), task("docs", needs=[])
+    )
     lease = await stage.running()
     await stage.complete(lease, ok=False, **FULL_DISK)
     await stage.wait(100, "100 s later")
@@ -86,7 +97,10 @@ async def compile_error(stage: Stage) -> None:
 async def canceled(stage: Stage) -> None:
     """A run is cancelled while one job runs, one was claimed, one is queued and one waits for another."""
     await stage.start(
-        task("build", needs=[], priority=3), task("test", needs=[], priority=2), task("docs", needs=[]), task("ship", needs=["build"])
+        task("build", needs=[], priority=3),
+        task("test", needs=[], priority=2),
+        task("docs", needs=[]),
+        task("ship", needs=["build"]),
     )
     lease = await stage.running()
     claimed = await stage.claim("claim test")
@@ -280,7 +294,10 @@ async def validation_failed(stage: Stage) -> None:
 async def fail_fast(stage: Stage) -> None:
     """The failure of a required job ends the run at once."""
     await stage.start(
-        task("build", needs=[], priority=2), task("test", needs=[], priority=1), task("docs", needs=[]), plan={"fail_fast": True}
+        task("build", needs=[], priority=2),
+        task("test", needs=[], priority=1),
+        task("docs", needs=[]),
+        plan={"fail_fast": True},
     )
     lease = await stage.running()
     other = await stage.running("test")
@@ -293,7 +310,9 @@ async def fail_fast(stage: Stage) -> None:
 async def two_workers(stage: Stage) -> None:
     """One worker with two slots and one with other labels; jobs need labels."""
     wide = stage.site.register_runner("gpu", slots=2)
-    await stage.start(*(task(f"gpu{n}", needs=[], runs_on=["gpu"]) for n in range(3)), task("any", needs=["gpu0"], priority=-1))
+    await stage.start(
+        *(task(f"gpu{n}", needs=[], runs_on=["gpu"]) for n in range(3)), task("any", needs=["gpu0"], priority=-1)
+    )
     gpu = await stage.act("register", wide)
     await stage.act("claim without label", stage.runner.lease(wait_seconds=0))
     first, second = await stage.act("claim two", gpu.lease(slots=9))
@@ -350,10 +369,11 @@ async def worker_leaves(stage: Stage) -> None:
     await stage.act("busy leaves", leave(stage.runner))
     await stage.act("idle leaves", leave(idle))
     await stage.complete(lease)
-    await stage.act("lease after leaving", stage.runner.request("lease", {"type": "Lease", "runner_id": stage.runner.name}))
+    await stage.act(
+        "lease after leaving", stage.runner.request("lease", {"type": "Lease", "runner_id": stage.runner.name})
+    )
     await stage.cancel()
     await stage.reported()
-
 
 
 @scenario

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -207,7 +207,7 @@ Scenario = Callable[[Stage], Awaitable[None]]
 
 
 @asynccontextmanager
-async def staged(folder: Path) -> Any:
+async def staged(folder: Path) -> AsyncIterator[Stage]:
     """Open a server over a memory store."""
     backend = Backend("memory", lambda _: store)
     store = MemoryStore(clock=backend.now)
@@ -224,7 +224,7 @@ def play(scenario: Scenario, folder: Path) -> History:
             async with staged(folder) as stage:
                 await scenario(stage)
                 await stage.finish()
-            history: History = stage.history
+            history = stage.history
             history.lines = [json.loads(line) for line in (folder / FILE).read_bytes().splitlines()]
             return history
 

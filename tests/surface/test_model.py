@@ -369,11 +369,15 @@ def change(lines: list[Line], index: int, **fields: Any) -> list[Line]:
         pytest.param(lambda lines: lines[:-3] + lines[-2:], id="a line is missing"),
         pytest.param(lambda lines: [*lines, lines[-1]], id="a line is repeated"),
         pytest.param(
-            lambda lines: change(lines, -1, **{key: "RUNNING" for key in ("to", "to_state", "to_status") if key in lines[-1]}),
+            lambda lines: change(
+                lines, -1, **{key: "RUNNING" for key in ("to", "to_state", "to_status") if key in lines[-1]}
+            ),
             id="another state",
         ),
         pytest.param(
-            lambda lines: change(lines, -1, **{key: "2020-01-01T00:00:00.000000Z" for key in ("at", "timestamp") if key in lines[-1]}),
+            lambda lines: change(
+                lines, -1, **{key: "2020-01-01T00:00:00.000000Z" for key in ("at", "timestamp") if key in lines[-1]}
+            ),
             id="an earlier time",
         ),
         pytest.param(lambda lines: [*lines[:-1], dict(list(lines[-1].items())[1:])], id="a missing field"),
@@ -440,7 +444,9 @@ def test_a_rerun_of_what_failed_keeps_gates_and_order(tmp_path: Path) -> None:
 
     async def play() -> list[Any]:
         async with staged(tmp_path) as stage:
-            await stage.start(task("build"), gate("ok", ["build"]), task("ship", needs=["ok"]), task("mop", after=["ship"]))
+            await stage.start(
+                task("build"), gate("ok", ["build"]), task("ship", needs=["ok"]), task("mop", after=["ship"])
+            )
             path = f"/runs/{stage.history.run_id}/rerun"
             early = await stage.ada.post(path)
             await stage.runner.finish(await stage.runner.take())

@@ -42,9 +42,7 @@ def actors(changes: Iterable[Change]) -> set[str]:
             ["attempt build: LEASED → STARTING", "lease build: GRANTED → ACTIVE"],
             marks=pytest.mark.proves("ORC-A3", "ORC-L1", "PRO-Q3"),
         ),
-        pytest.param(
-            "success", "Heartbeat", ["attempt build: STARTING → RUNNING"], marks=pytest.mark.proves("ORC-A4")
-        ),
+        pytest.param("success", "Heartbeat", ["attempt build: STARTING → RUNNING"], marks=pytest.mark.proves("ORC-A4")),
         pytest.param("success", "second Heartbeat", [], marks=pytest.mark.proves("ORC-A4")),
         pytest.param(
             "success",
@@ -131,9 +129,7 @@ def actors(changes: Iterable[Change]) -> set[str]:
                 *("attempt build: CANCEL_REQUESTED → CANCELED", "lease build: ACTIVE → REVOKED"),
                 "run: CANCEL_REQUESTED → CANCELED",
             ],
-            marks=pytest.mark.proves(
-                "ORC-R9", "ORC-RF3", "ORC-A10", "ORC-L5", "ORC-C2", "ORC-T4", "PRO-Q10", "PRO-D4"
-            ),
+            marks=pytest.mark.proves("ORC-R9", "ORC-RF3", "ORC-A10", "ORC-L5", "ORC-C2", "ORC-T4", "PRO-Q10", "PRO-D4"),
         ),
         pytest.param("canceled_by_force", "late Complete", [], marks=pytest.mark.proves("ORC-C5", "ORC-LF2")),
         pytest.param("canceled_by_force", "late CancelAck", [], marks=pytest.mark.proves("ORC-LF2")),
@@ -179,9 +175,7 @@ def actors(changes: Iterable[Change]) -> set[str]:
             ["attempt build: RUNNING → TIMED_OUT", "lease build: ACTIVE → REVOKED"],
             marks=pytest.mark.proves("ORC-A8", "ORC-T2", "ORC-L5"),
         ),
-        pytest.param(
-            "job_timeout", "retry due", ["attempt build: - → QUEUED"], marks=pytest.mark.proves("ORC-A11")
-        ),
+        pytest.param("job_timeout", "retry due", ["attempt build: - → QUEUED"], marks=pytest.mark.proves("ORC-A11")),
         pytest.param("run_timeout", "99 s later", [], marks=pytest.mark.proves("ORC-R10", "ORC-T3")),
         pytest.param(
             "run_timeout",
@@ -203,6 +197,53 @@ def test_each_action_causes_exactly_these_transitions(
 ) -> None:
     """In the vocabulary of document 000. Where nothing is expected, the message or the time changes nothing."""
     assert histories(scenario).shown("orchestration", action) == expected
+
+
+@pytest.mark.parametrize(
+    ("scenario", "action", "kind", "state"),
+    [
+        pytest.param("success", "start", "run", "CREATED", marks=pytest.mark.proves("ORC-RS1")),
+        pytest.param("success", "start", "run", "PLANNING", marks=pytest.mark.proves("ORC-RS2")),
+        pytest.param("success", "start", "run", "QUEUED", marks=pytest.mark.proves("ORC-RS4")),
+        pytest.param("success", "claim", "run", "RUNNING", marks=pytest.mark.proves("ORC-RS5")),
+        pytest.param("canceled", "cancel", "run", "CANCEL_REQUESTED", marks=pytest.mark.proves("ORC-RS6")),
+        pytest.param("success", "Complete lint", "run", "SUCCESS", marks=pytest.mark.proves("ORC-RS7")),
+        pytest.param("compile_error", "Complete", "run", "FAILED", marks=pytest.mark.proves("ORC-RS8")),
+        pytest.param("canceled", "CancelAck test", "run", "CANCELED", marks=pytest.mark.proves("ORC-RS9")),
+        pytest.param("run_timeout", "100 s later", "run", "TIMEOUT", marks=pytest.mark.proves("ORC-RS10")),
+        pytest.param("success", "report", "run", "REPORTED", marks=pytest.mark.proves("ORC-RS11")),
+        pytest.param("success", "start", "attempt", "CREATED", marks=pytest.mark.proves("ORC-AS1")),
+        pytest.param("success", "start", "attempt", "QUEUED", marks=pytest.mark.proves("ORC-AS2")),
+        pytest.param("success", "claim", "attempt", "LEASED", marks=pytest.mark.proves("ORC-AS3")),
+        pytest.param("success", "AckLease", "attempt", "STARTING", marks=pytest.mark.proves("ORC-AS4")),
+        pytest.param("success", "Heartbeat", "attempt", "RUNNING", marks=pytest.mark.proves("ORC-AS5")),
+        pytest.param("success", "Complete", "attempt", "UPLOADING", marks=pytest.mark.proves("ORC-AS6")),
+        pytest.param("success", "Complete", "attempt", "SUCCEEDED", marks=pytest.mark.proves("ORC-AS7")),
+        pytest.param("compile_error", "Complete", "attempt", "FAILED", marks=pytest.mark.proves("ORC-AS8")),
+        pytest.param("canceled", "cancel", "attempt", "CANCEL_REQUESTED", marks=pytest.mark.proves("ORC-AS9")),
+        pytest.param("canceled", "CancelAck", "attempt", "CANCELED", marks=pytest.mark.proves("ORC-AS10")),
+        pytest.param("job_timeout", "150 s later", "attempt", "TIMED_OUT", marks=pytest.mark.proves("ORC-AS11")),
+        pytest.param("lease_lost", "120 s later", "attempt", "STALE", marks=pytest.mark.proves("ORC-AS12")),
+        pytest.param("success", "claim", "lease", "GRANTED", marks=pytest.mark.proves("ORC-LS1")),
+        pytest.param("success", "AckLease", "lease", "ACTIVE", marks=pytest.mark.proves("ORC-LS2")),
+        pytest.param("lease_lost", "120 s later", "lease", "EXPIRED", marks=pytest.mark.proves("ORC-LS3")),
+        pytest.param("lease_lost", "accept window over", "lease", "REVOKED", marks=pytest.mark.proves("ORC-LS4")),
+        pytest.param("success", "Complete", "lease", "COMPLETED", marks=pytest.mark.proves("ORC-LS5")),
+        pytest.param("canceled", "CancelAck", "lease", "CANCELED", marks=pytest.mark.proves("ORC-LS6")),
+    ],
+)
+def test_a_record_enters_a_state_when_its_meaning_begins(
+    histories: Histories, scenario: str, action: str, kind: str, state: str
+) -> None:
+    """The canonical log shows all states, also those that last no longer than one request."""
+    history = histories(scenario)
+
+    states = [each for change in history.changes("canonical", action, kind) for each in (change.source, change.target)]
+    assert state in states
+    before: list[str] = []
+    for earlier in list(history.ends)[: list(history.ends).index(action)] if action in history.ends else []:
+        before += [change.target for change in history.changes("canonical", earlier, kind)]
+    assert state not in before[-1:]
 
 
 @pytest.mark.proves("ORC-R12", "ORC-A12", "MOD-9")
@@ -257,7 +298,7 @@ def test_a_run_is_canceled_only_after_a_request_and_the_end_of_its_attempts(
             assert not active
 
 
-@pytest.mark.proves("ORC-LF1", "MOD-L3")
+@pytest.mark.proves("ORC-LF1", "ORC-W5", "MOD-L3")
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_an_attempt_has_one_live_lease_at_a_time(histories: Histories, scenario: str) -> None:
     """And the log remembers the earlier ones."""
@@ -276,7 +317,7 @@ def test_an_attempt_has_one_live_lease_at_a_time(histories: Histories, scenario:
 # -- jobs and their attempts
 
 
-@pytest.mark.proves("ORC-J1", "ORC-Y3", "ORC-Y5", "PRO-Y3", "MOD-T1")
+@pytest.mark.proves("ORC-J1", "ORC-W3", "ORC-W4", "ORC-Y3", "ORC-Y5", "PRO-Y3", "MOD-T1")
 def test_a_job_succeeds_with_its_second_attempt(histories: Histories) -> None:
     """The failed attempt is closed, and decides nothing while attempts remain."""
     history = histories("retried")
@@ -290,6 +331,18 @@ def test_a_job_succeeds_with_its_second_attempt(histories: Histories) -> None:
     )
     first, second = history.replies["claim"][0], history.replies["second claim"][0]
     assert first["lease_id"] != second["lease_id"]
+
+
+@pytest.mark.proves("ORC-J4")
+def test_the_state_of_a_job_follows_its_current_attempt(histories: Histories) -> None:
+    """And the outcome of all of them once it is over."""
+    history = histories("retried")
+    actions = ("start", "claim", "Complete", "100 s later", "second claim", "second Complete")
+
+    assert [(history.job(name, "build")["state"], history.attempt(name, "build")["state"]) for name in actions] == [
+        *(("QUEUED", "QUEUED"), ("RUNNING", "LEASED"), ("RETRYING", "FAILED")),
+        *(("QUEUED", "QUEUED"), ("RUNNING", "LEASED"), ("SUCCEEDED", "SUCCEEDED")),
+    ]
 
 
 @pytest.mark.proves("ORC-Y4")
@@ -370,8 +423,21 @@ def test_after_a_forced_cancel_no_message_is_accepted(histories: Histories, mess
 # -- retries
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("network", marks=pytest.mark.proves("ORC-YK1")),
+        pytest.param("disk", marks=pytest.mark.proves("ORC-YK1")),
+        pytest.param("startup", marks=pytest.mark.proves("ORC-YK2")),
+        pytest.param("cache", marks=pytest.mark.proves("ORC-YK3")),
+        pytest.param("registry", marks=pytest.mark.proves("ORC-YK3")),
+        "tool",
+        pytest.param("compile", marks=pytest.mark.proves("ORC-YK5")),
+        pytest.param("tests", marks=pytest.mark.proves("ORC-YK6")),
+        pytest.param("lint", marks=pytest.mark.proves("ORC-YK7")),
+    ],
+)
 @pytest.mark.proves("ORC-Y1", "ORC-Y2", "MOD-F1", "MOD-F2", "MOD-F3", "PRO-Y1", "PRO-Y2", "WST-TG4", "WST-TG5")
-@pytest.mark.parametrize("name", FAILURES)
 def test_the_class_of_a_failure_decides_whether_it_is_retried(histories: Histories, name: str) -> None:
     """The runner reports what it saw; every job has an attempt left."""
     report, failure_class, is_retried = FAILURES[name]

@@ -107,7 +107,7 @@ async def test_an_operation_leads_to_its_status(operation: str, status: str) -> 
         )
 
 
-@pytest.mark.proves("QUE-T12", "QUE-C6", "QUE-C3", "QUE-S4", "QUE-S5")
+@pytest.mark.proves("QUE-T12", "QUE-S7", "QUE-C6", "QUE-C3", "QUE-S4", "QUE-S5")
 @pytest.mark.parametrize("status", STATUSES)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @on_loop
@@ -220,7 +220,7 @@ async def test_how_long_a_lease_lasts_is_an_option_of_the_caller(ttl_seconds: in
         backend.after(ttl_seconds - 1)
         extended = await queue.heartbeat(job.lease_id)
         backend.after(ttl_seconds - 1)
-        assert (await queue.heartbeat(job.lease_id)).lease_expires_at > str(extended.lease_expires_at)
+        assert str((await queue.heartbeat(job.lease_id)).lease_expires_at) > str(extended.lease_expires_at)
         backend.after(ttl_seconds)
 
         with pytest.raises(Refused, match="stale_lease"):

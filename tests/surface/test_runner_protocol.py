@@ -16,7 +16,10 @@ def test_a_runner_has_a_unique_id_and_its_capabilities(histories: Histories) -> 
     """The id stays the same in everything that it does."""
     history = histories("two_workers")
 
-    assert {id: worker["labels"] for id, worker in history.workers["register"].items()} == {"w1": ["linux"], "w2": ["gpu"]}
+    assert {id: worker["labels"] for id, worker in history.workers["register"].items()} == {
+        "w1": ["linux"],
+        "w2": ["gpu"],
+    }
     actors = {change.body["actor"] for change in history.changes("canonical", "claim two", "attempt")}
     assert actors == {"worker:w2"}
 
@@ -69,7 +72,9 @@ def test_failures_of_a_worker_are_counted_and_a_result_resets_the_count(historie
     """A lost lease and a failure of the infrastructure count, a failure of the user and a timeout do not."""
     lost, retried, timeout = histories("lease_lost"), histories("retried"), histories("job_timeout")
 
-    assert [lost.workers[action]["w1"]["troubles"] for action in ("claim", "accept window over", "third lease over")] == [
+    assert [
+        lost.workers[action]["w1"]["troubles"] for action in ("claim", "accept window over", "third lease over")
+    ] == [
         *(0, 1, 2),
     ]
     assert [lost.workers[action]["w2"]["troubles"] for action in ("120 s later", "fourth lease over")] == [1, 2]

@@ -162,6 +162,17 @@ def test_a_job_stays_running_while_its_lease_is_lost_and_another_worker_claims_i
     assert [(each["index"], each["claims"], each["lost_leases"]) for each in again["tries"]] == [(1, 3, 2)]
 
 
+@pytest.mark.proves("STP-N1", "STP-N2")
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_there_are_six_statuses_of_which_three_are_terminal(histories: Histories, scenario: str) -> None:
+    """Of a run and of a step."""
+    terminal = {"SUCCEEDED", "FAILED", "CANCELED"}
+
+    for change in histories(scenario).changes("steps"):
+        assert change.target in terminal | {"PENDING", "RUNNING", "WAITING_APPROVAL"}
+        assert change.source not in terminal
+
+
 @pytest.mark.proves("MOD-T2")
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_status_is_the_state_in_the_vocabulary_of_document_002(histories: Histories, scenario: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from tests.support.workstream_context import SPEC, StandIn
 from tests.support.workstream_derivation import Task, document_003
 from tests.surface.conftest import Histories
 from tests.surface.scenarios import SCENARIOS
-from tests.surface.stage import staged
+from tests.surface.stage import History, staged
 
 OPEN = {"pending", "queued", "running", "validating", "retrying"}
 
@@ -64,9 +63,7 @@ OPEN = {"pending", "queued", "running", "validating", "retrying"}
             marks=pytest.mark.proves("WST-T4", "WST-TG4", "WST-TG3"),
         ),
         pytest.param("retried", "99 s later", [], marks=pytest.mark.proves("WST-T7")),
-        pytest.param(
-            "retried", "100 s later", ["task build: retrying → queued"], marks=pytest.mark.proves("WST-T7")
-        ),
+        pytest.param("retried", "100 s later", ["task build: retrying → queued"], marks=pytest.mark.proves("WST-T7")),
         pytest.param(
             "exhausted",
             "second Complete",
@@ -88,9 +85,7 @@ OPEN = {"pending", "queued", "running", "validating", "retrying"}
             ],
             marks=pytest.mark.proves("WST-T9", "WST-TG9", "WST-TA9", "WST-W4", "WST-WI3"),
         ),
-        pytest.param(
-            "canceled", "CancelAck", ["task build: running → cancelled"], marks=pytest.mark.proves("WST-T6")
-        ),
+        pytest.param("canceled", "CancelAck", ["task build: running → cancelled"], marks=pytest.mark.proves("WST-T6")),
         pytest.param(
             "canceled_queued",
             "cancel",
@@ -115,6 +110,59 @@ def test_each_action_causes_exactly_these_transitions(
 ) -> None:
     """In the vocabulary of document 003. Where nothing is expected, no task and no workstream changes."""
     assert histories(scenario).shown("workstreams", action) == expected
+
+
+@pytest.mark.parametrize(
+    ("scenario", "action", "kind", "state", "is_terminal"),
+    [
+        pytest.param("success", "start", "task", "pending", False, marks=pytest.mark.proves("WST-TS1")),
+        pytest.param("success", "start", "task", "queued", False, marks=pytest.mark.proves("WST-TS2")),
+        pytest.param("success", "claim", "task", "running", False, marks=pytest.mark.proves("WST-TS3")),
+        pytest.param("success", "Complete", "task", "validating", False, marks=pytest.mark.proves("WST-TS4")),
+        pytest.param("success", "Complete", "task", "completed", True, marks=pytest.mark.proves("WST-TS5")),
+        pytest.param("compile_error", "Complete", "task", "failed", True, marks=pytest.mark.proves("WST-TS6")),
+        pytest.param("validation_failed", "Complete", "task", "failed", True, marks=pytest.mark.proves("WST-TS6")),
+        pytest.param("retried", "Complete", "task", "retrying", False, marks=pytest.mark.proves("WST-TS7")),
+        pytest.param("canceled", "CancelAck", "task", "cancelled", True, marks=pytest.mark.proves("WST-TS8")),
+        pytest.param("success", "start", "workstream", "planned", False, marks=pytest.mark.proves("WST-WS1")),
+        pytest.param("success", "start", "workstream", "ready", False, marks=pytest.mark.proves("WST-WS2")),
+        pytest.param("success", "claim", "workstream", "executing", False, marks=pytest.mark.proves("WST-WS3")),
+        pytest.param(
+            "retried", "second Complete", "workstream", "validating", False, marks=pytest.mark.proves("WST-WS4")
+        ),
+        pytest.param(
+            "retried", "second Complete", "workstream", "completed", True, marks=pytest.mark.proves("WST-WS5")
+        ),
+        pytest.param("compile_error", "Complete", "workstream", "failed", True, marks=pytest.mark.proves("WST-WS6")),
+        pytest.param("canceled_queued", "cancel", "workstream", "cancelled", True, marks=pytest.mark.proves("WST-WS7")),
+    ],
+)
+def test_a_record_enters_a_state_and_leaves_it_unless_it_is_terminal(
+    histories: Histories, scenario: str, action: str, kind: str, state: str, is_terminal: bool
+) -> None:
+    """Of each state, when its meaning begins."""
+    history = histories(scenario)
+
+    entered = [
+        change.body["entity_id"] for change in history.changes("workstreams", action, kind) if change.target == state
+    ]
+    left = [change.body["entity_id"] for change in history.changes("workstreams", kind=kind) if change.source == state]
+    assert entered
+    assert bool(set(entered) & set(left)) != is_terminal
+
+
+@pytest.mark.parametrize(
+    ("scenario", "action", "worker", "state"),
+    [
+        pytest.param("two_workers", "register", "w2", "idle", marks=pytest.mark.proves("WST-KS2")),
+        pytest.param("two_workers", "claim two", "w2", "busy", marks=pytest.mark.proves("WST-KS3")),
+    ],
+)
+def test_the_status_of_a_worker_is_its_state(
+    histories: Histories, scenario: str, action: str, worker: str, state: str
+) -> None:
+    """In the words of document 003."""
+    assert histories(scenario).workers[action][worker]["status"] == state
 
 
 # -- actions
@@ -367,10 +415,10 @@ def test_the_state_of_a_workstream_is_derived_from_its_tasks(tmp_path: Path, end
 # -- workers
 
 
-def steps(history: Any, action: str) -> list[tuple[str, str, str, str, str]]:
+def steps(history: History, action: str) -> list[tuple[str, ...]]:
     """Return the transitions of workers that an action caused, as `transitions.jsonl` has them."""
     names = ("entity_id", "from_state", "to_state", "trigger", "severity")
-    return [tuple(line[name] for name in names) for line in history.exported(action, "worker")]  # type: ignore[misc]
+    return [tuple(line[name] for name in names) for line in history.exported(action, "worker")]
 
 
 @pytest.mark.parametrize(
@@ -380,7 +428,7 @@ def steps(history: Any, action: str) -> list[tuple[str, str, str, str, str]]:
             "two_workers",
             "register",
             [("w2", "initializing", "idle", "registration_complete", "info")],
-            marks=pytest.mark.proves("WST-K1", "WST-KG1", "WST-KA1"),
+            marks=pytest.mark.proves("WST-K1", "WST-KG1", "WST-KA1", "WST-KS1"),
         ),
         pytest.param(
             "two_workers",
@@ -400,7 +448,7 @@ def steps(history: Any, action: str) -> list[tuple[str, str, str, str, str]]:
             "worker_leaves",
             "idle leaves",
             [("w2", "idle", "shutdown", "shutdown_requested", "info")],
-            marks=pytest.mark.proves("WST-K7"),
+            marks=pytest.mark.proves("WST-K7", "WST-KS5"),
         ),
         pytest.param(
             "worker_leaves",

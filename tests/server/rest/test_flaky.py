@@ -45,7 +45,7 @@ async def run_with_failures(
     return run
 
 
-@pytest.mark.proves("ORC-Y1", "MOD-F1")
+@pytest.mark.proves("ORC-Y1", "MOD-F1", "ORC-YK4")
 @on_loop
 async def test_a_failure_of_only_flaky_tests_is_retried(site: Opened) -> None:
     """Two runs of one commit disagree about a test; in the third run its failure leads to a second attempt."""

@@ -14,6 +14,7 @@ from tests.server.rest.site import ApiSite, gate, task
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
 
+@pytest.mark.proves("ORC-W1", "ORC-W3")
 @on_loop
 async def test_a_run_is_created_in_one_request_and_has_state_and_status(site: Opened) -> None:
     """`state` is for debugging, `status` says whether it is done."""
@@ -153,6 +154,7 @@ WRONG: list[tuple[Any, int, str, str]] = [
 ]
 
 
+@pytest.mark.proves("ORC-W1", "MOD-S1")
 @on_loop
 async def test_an_invalid_run_is_refused_with_a_path_and_not_created(site: Opened) -> None:
     """All errors have a code, a message, a hint and a request_id."""
@@ -260,7 +262,7 @@ async def test_jobs_and_attempts_have_their_own_paths(site: Opened) -> None:
         assert (await ada.post(f"/runs/{id}/jobs/job 4/cancel")).body["state"] == "CANCELED"
 
 
-@pytest.mark.proves("MOD-T3", "MOD-T1", "MOD-G4")
+@pytest.mark.proves("MOD-T3", "MOD-T1", "MOD-G4", "ORC-W2")
 @on_loop
 async def test_a_rerun_repeats_all_or_only_failed_jobs(site: Opened) -> None:
     """A rerun is a new run that refers to the old one; approvals are not inherited."""

@@ -174,7 +174,20 @@ ENDS = {
 REPEATS = {("LEASE_COMPLETED", "Complete"), ("LEASE_CANCELED", "Complete"), ("LEASE_CANCELED", "CancelAck")}
 
 
-@pytest.mark.proves("PRO-M9", "PRO-S5", "PRO-Q6", "PRO-Q12", "PRO-S1", "PRO-S2", "PRO-S3", "PRO-S4", "PRO-H3", "MOD-L5", "ORC-LF2", "ORC-LF3")
+@pytest.mark.proves(
+    "PRO-M9",
+    "PRO-S5",
+    "PRO-Q6",
+    "PRO-Q12",
+    "PRO-S1",
+    "PRO-S2",
+    "PRO-S3",
+    "PRO-S4",
+    "PRO-H3",
+    "MOD-L5",
+    "ORC-LF2",
+    "ORC-LF3",
+)
 @BOTH
 @pytest.mark.parametrize("reason", ENDS)
 @on_loop
