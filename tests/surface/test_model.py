@@ -223,8 +223,8 @@ def test_the_defaults_are_those_of_document_001(histories: Histories) -> None:
 def test_the_hash_of_a_plan_depends_on_all_that_it_says_and_on_nothing_else(tmp_path: Path) -> None:
     """Names of people, titles and the order of keys are no part of a plan."""
 
-    async def hashes() -> list[str]:
-        found = []
+    async def play() -> list[str]:
+        hashes: list[str] = []
         async with staged(tmp_path) as stage:
             bob = await stage.site.key("bob", "run")
             turned = dict(reversed(task("a").items()))
@@ -239,10 +239,10 @@ def test_the_hash_of_a_plan_depends_on_all_that_it_says_and_on_nothing_else(tmp_
                 (stage.ada, [task("a")], {"plan": {"timeout_seconds": 5}}),
             ):
                 run = await caller.run(await caller.start(*jobs, **fields))
-                found.append(run["plan_hash"])
-        return found
+                hashes.append(run["plan_hash"])
+        return hashes
 
-    first, same, *others = asyncio.run(hashes())
+    first, same, *others = asyncio.run(play())
 
     assert first == same
     assert len({first, *others}) == len(others) + 1
