@@ -177,6 +177,7 @@ async def test_a_broken_file_is_a_run_that_says_what_is_wrong(site: Opened, upst
         assert [step["to"] for step in steps][:4] == ["CREATED", "PLANNING", "PLAN_FAILED", "FAILED"]
 
 
+@pytest.mark.proves("MOD-6")
 @on_loop
 async def test_only_what_a_push_can_affect_runs(site: Opened, upstream: Upstream) -> None:
     """Compared with what the branch had; a new branch with the default branch; unsure means everything."""

@@ -391,3 +391,15 @@ async def team_gate(stage: Stage) -> None:
     await stage.act("second", cyd.post(path))
     await stage.cancel()
     await stage.reported()
+
+
+@scenario
+async def backoff(stage: Stage) -> None:
+    """Two jobs fail whose retries have a cap, and a random part."""
+    capped, spread = {**RETRY, "max_delay_seconds": 60}, {**RETRY, "jitter": 1.0}
+    await stage.start(task("capped", retry=capped, needs=[], priority=1), task("spread", retry=spread, needs=[]))
+    for name in ("capped", "spread"):
+        lease = await stage.claim(f"claim {name}")
+        await stage.complete(lease, f"Complete {name}", ok=False, **FULL_DISK)
+    await stage.cancel()
+    await stage.reported()

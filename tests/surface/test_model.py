@@ -176,6 +176,21 @@ def test_the_time_of_a_runner_is_recorded_and_decides_nothing(tmp_path: Path, ti
     assert time in json.dumps(job["tries"][0]["report"])
 
 
+@pytest.mark.proves("MOD-10", "MOD-L5", "PRO-S4", "ORC-LF3")
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_refused_or_stale_request_leaves_no_event_and_changes_nothing(histories: Histories, scenario: str) -> None:
+    """Of a runner and of a person."""
+    history = histories(scenario)
+    actions = list(history.ends)
+
+    for action, before in zip(actions[1:], actions, strict=False):
+        reply = history.replies[action]
+        is_stale = isinstance(reply, dict) and reply.get("type") == "StaleLease"
+        if is_stale or getattr(reply, "status", 200) >= 400:
+            assert history.changes("canonical", action) == []
+            assert history.runs[action]["jobs"] == history.runs[before]["jobs"]
+
+
 # -- leases
 
 
@@ -280,6 +295,27 @@ def test_an_exported_event_has_the_fields_of_the_page(histories: Histories, scen
         assert event["from"] is not None or event["entity"] in ("run", "job", "lease", "worker")
     assert [event["seq"] for event in events] == sorted(event["seq"] for event in events)
     assert [event["at"] for event in events] == sorted(event["at"] for event in events)
+
+
+@pytest.mark.proves("MOD-E4")
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_an_event_has_the_severity_of_the_page(histories: Histories, scenario: str) -> None:
+    """Where document 003 is silent, a lost lease, a failed attempt and a forced cancel are warnings."""
+    for event in map(json.loads, histories(scenario).exports["canonical"]):
+        entity, source, target = event["entity"], event["from"], event["to"]
+        is_forced = (entity, target) == ("attempt", "CANCELED") and not event["metadata"].get("message")
+        if entity == "lease":
+            continue  # It has the severity of its attempt's event.
+        is_loss = is_forced or (entity == "attempt" and target in ("FAILED", "STALE", "TIMED_OUT"))
+        if is_loss or (entity, target) == ("job", "RETRYING") or event["trigger"] == "quarantined":
+            expected = "warning"
+        elif (entity, target) == ("job", "FAILED"):
+            expected = "error"
+        elif entity == "run" and target in ("FAILED", "TIMEOUT") and source != target:
+            expected = "critical"
+        else:
+            expected = "info"
+        assert event["severity"] == expected, event
 
 
 TRIGGERS = {

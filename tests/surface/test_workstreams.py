@@ -205,6 +205,17 @@ def test_a_retry_is_counted_scheduled_and_frees_the_worker(histories: Histories)
     assert (history.workers["Complete"]["w1"]["state"], history.workers["Complete"]["w1"]["tasks"]) == ("IDLE", [])
 
 
+@pytest.mark.proves("MOD-F4", "STP-E3")
+def test_a_backoff_has_a_cap_and_a_random_part(histories: Histories) -> None:
+    """The random part is a fraction of the delay, at most all of it."""
+    history = histories("backoff")
+
+    assert history.job("Complete capped", "capped")["next_run_at"] == "2026-01-04T08:01:00Z"
+    delayed = datetime.fromisoformat(history.job("Complete spread", "spread")["next_run_at"])
+    failed = datetime.fromisoformat(history.job("Complete spread", "spread")["tries"][0]["updated_at"])
+    assert 100 <= (delayed - failed).total_seconds() <= 200
+
+
 @pytest.mark.proves("WST-TA5", "MOD-6", "MOD-F3")
 def test_a_failure_keeps_the_error_frees_the_worker_and_blocks_the_dependents(histories: Histories) -> None:
     """The error is the line of the output that decided."""
@@ -262,7 +273,7 @@ def test_a_workstream_that_executes_has_a_start_time(histories: Histories) -> No
     assert history.exported("Complete", "workstream")[-1]["metadata"]["duration_seconds"] == 400
 
 
-@pytest.mark.proves("WST-WA4")
+@pytest.mark.proves("WST-WA4", "MOD-6")
 def test_a_failed_workstream_cancels_its_other_tasks_and_keeps_what_there_is(histories: Histories) -> None:
     """The event is critical."""
     history = histories("fail_fast")
