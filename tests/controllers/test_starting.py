@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 import pytest
 
+from deltaci.core.machine import Command
+from deltaci.core.run import BeginPlanning
 from tests.contract.backends import on_loop
 from tests.controllers.site import RepositorySite
 from tests.support.upstream import PIPELINE, Upstream
@@ -134,3 +137,38 @@ async def test_a_run_that_is_cancelled_before_it_is_planned_ends(site: Opened, u
         assert (over["conclusion"], over["reason"]) == ("CANCELED", "enough")
         steps = (await people.get(f"/runs/{id}/transitions?view=workstreams")).body["transitions"]
         assert [(step["from"], step["to"]) for step in steps][1:] == [("planned", "ready"), ("ready", "cancelled")]
+
+
+@pytest.mark.proves("ORC-R3", "ORC-R4", "ORC-RS3", "ORC-RF2")
+@on_loop
+async def test_a_run_whose_planning_takes_too_long_fails(
+    site: Opened, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an hour, because it may have to clone the repository first."""
+    async with site() as here:
+        people = await here.project(upstream.url)
+        planner = here.service.control_plane.repositories.planner
+        apply = here.service.engine.do_all
+        is_planning = asyncio.Event()
+
+        async def begin_and_hang(commands: list[Command]) -> object:
+            if not any(isinstance(command, BeginPlanning) for command in commands):
+                return await apply(commands)
+            await apply(commands[:1])
+            is_planning.set()
+            return await asyncio.Event().wait()
+
+        monkeypatch.setattr(planner._engine, "do_all", begin_and_hang)
+        id = (await people.post("/runs", {"repository": "shop", "commit": upstream.first})).body["id"]
+        await is_planning.wait()
+        here.backend.after(3590)
+        await here.service.engine.tick()
+        before = await people.run(id)
+        here.backend.after(11)
+        await here.service.engine.tick()
+        over = await here.until(people, id, "FAILED")
+
+        assert before["state"] == "PLANNING"
+        assert (over["status"], over["reason"], over["jobs"]) == ("FAILED", "PLAN_TIMEOUT", [])
+        steps = (await people.get(f"/runs/{id}/transitions?view=orchestration&kind=run")).body["transitions"]
+        assert [step["to"] for step in steps][:4] == ["CREATED", "PLANNING", "PLAN_FAILED", "FAILED"]
