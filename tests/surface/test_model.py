@@ -51,7 +51,7 @@ def test_a_run_that_begins_with_a_gate_records_that_it_ran(histories: Histories)
     assert [change.target for change in run] == ["CREATED", "PLANNING", "QUEUED", "RUNNING", "WAITING_APPROVAL"]
 
 
-@pytest.mark.proves("MOD-2", "QUE-T3", "QUE-T10")
+@pytest.mark.proves("MOD-2", "MOD-5", "QUE-T3", "QUE-T10")
 @pytest.mark.parametrize(
     ("scenario", "action", "lease_state", "reason"),
     [
@@ -276,6 +276,9 @@ def test_a_gate_opens_for_its_approvers_only(histories: Histories) -> None:
     assert [change.trigger for change in history.changes("canonical", "first")] == ["approval_given"]
     assert history.changes("canonical", "second", "job")[0].trigger == "approved"
     assert history.job("first", "ok")["state"] == "WAITING_APPROVAL"
+    ends = {history.job(name, "ok")["approval"]["approve_by"] for name in ("start", "first", "first again")}
+    assert ends == {"2026-02-03T08:00:00Z"}
+    assert [each["person"] for each in history.job("second", "ok")["approval"]["approvals"]] == ["bob", "cyd"]
 
 
 # -- events

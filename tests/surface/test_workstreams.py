@@ -497,6 +497,17 @@ def test_a_worker_gets_only_tasks_whose_labels_it_has(histories: Histories) -> N
     assert history.job("claim two", "gpu0")["worker_id"] == "w2"
 
 
+@pytest.mark.proves("WST-KA2", "WST-KA3")
+def test_an_assignment_and_its_end_update_the_count_of_tasks(histories: Histories) -> None:
+    """In the log and in the API: it is the utilization of the worker."""
+    history = histories("two_workers")
+
+    lines = [line for line in history.exported(kind="worker") if line["entity_id"] == "w2"]
+    assert [line["metadata"]["tasks"] for line in lines[1:]] == [1, 0, 1, 0]
+    actions = ("register", "claim two", "first Complete", "second Complete", "claim the rest", "third Complete")
+    assert [len(history.workers[action]["w2"]["tasks"]) for action in actions] == [0, 2, 1, 0, 1, 0]
+
+
 @pytest.mark.proves("WST-KI1")
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_worker_has_at_most_as_many_tasks_as_slots_and_is_busy_only_with_tasks(

@@ -91,7 +91,7 @@ async def bench(folder: Path) -> AsyncIterator[Bench]:
         yield Bench(place, person, upstream, folder)
 
 
-@pytest.mark.proves("WST-WA5", "WST-WA3", "WST-WA1", "WST-WI4")
+@pytest.mark.proves("WST-WA5", "WST-WA3", "WST-WA2", "WST-WA1", "WST-WI4")
 @on_loop
 async def test_a_workstream_is_executed_validated_and_merged(tmp_path: Path) -> None:
     """From a file to the base: tasks in one tree, one merge commit of a tree that was tested, an archive."""
@@ -112,6 +112,9 @@ async def test_a_workstream_is_executed_validated_and_merged(tmp_path: Path) -> 
         assert len(parents) == 2
         archived = await here.archived(id)
         assert json.loads((archived / "merge-plan.json").read_text())["method"] == "merge"
+        metrics = json.loads((archived / "metrics.json").read_text())
+        assert metrics["started_at"]
+        assert [task["state"] for task in metrics["tasks"]] == ["completed", "completed"]
 
 
 @on_loop
