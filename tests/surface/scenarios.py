@@ -403,3 +403,27 @@ async def backoff(stage: Stage) -> None:
         await stage.complete(lease, f"Complete {name}", ok=False, **FULL_DISK)
     await stage.cancel()
     await stage.reported()
+
+
+@scenario
+async def holds(stage: Stage) -> None:
+    """A worker is quarantined, drained and resumed, and then drained while it has jobs."""
+    path = f"/workers/{stage.runner.name}"
+    await stage.start(*(task(f"job{n}", needs=[], allow_failure=True) for n in range(7)))
+    for n in range(3):
+        lease = await stage.claim(f"claim {n}")
+        await stage.complete(lease, f"Complete {n}", ok=False, **FULL_DISK)
+    await stage.act("claim in quarantine", stage.runner.lease(wait_seconds=0))
+    await stage.act("drain", stage.ada.post(f"{path}/drain", {"reason": "new disk"}))
+    await stage.act("resume", stage.ada.post(f"{path}/resume"))
+    leases = await stage.act("claim three", stage.runner.lease(slots=3))
+    await stage.act("second drain", stage.ada.post(f"{path}/drain", {"reason": "move"}))
+    await stage.act("third drain", stage.ada.post(f"{path}/drain", {"reason": "another"}))
+    for n, lease in enumerate(leases):
+        await stage.complete(lease, f"Complete {n + 3}", ok=False, **FULL_DISK)
+    await stage.act("claim while drained", stage.runner.lease(wait_seconds=0))
+    await stage.act("second resume", stage.ada.post(f"{path}/resume"))
+    await stage.act("third resume", stage.ada.post(f"{path}/resume"))
+    lease = await stage.claim("last claim")
+    await stage.complete(lease, "last Complete")
+    await stage.reported()

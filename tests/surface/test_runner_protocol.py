@@ -65,19 +65,3 @@ def test_a_heartbeat_under_an_expired_lease_is_answered_as_stale(histories: Hist
     reply = histories("lease_lost").replies["late Heartbeat"]
 
     assert (reply["extend_lease"], reply["stale"], reply["reason"]) == (False, True, "LEASE_EXPIRED")
-
-
-@pytest.mark.proves("WST-KH4", "WST-KH3")
-def test_failures_of_a_worker_are_counted_and_a_result_resets_the_count(histories: Histories) -> None:
-    """A lost lease and a failure of the infrastructure count, a failure of the user and a timeout do not."""
-    lost, retried, timeout = histories("lease_lost"), histories("retried"), histories("job_timeout")
-
-    assert [
-        lost.workers[action]["w1"]["troubles"] for action in ("claim", "accept window over", "third lease over")
-    ] == [
-        *(0, 1, 2),
-    ]
-    assert [lost.workers[action]["w2"]["troubles"] for action in ("120 s later", "fourth lease over")] == [1, 2]
-    assert [retried.workers[action]["w1"]["troubles"] for action in ("Complete", "second Complete")] == [1, 0]
-    assert timeout.workers["150 s later"]["w1"]["troubles"] == 0
-    assert histories("compile_error").workers["Complete"]["w1"]["troubles"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import datetime
 from pathlib import Path
 
@@ -518,6 +519,43 @@ def test_a_worker_has_at_most_as_many_tasks_as_slots_and_is_busy_only_with_tasks
         for worker in workers.values():
             assert len(worker["tasks"]) <= worker["slots"]
             assert bool(worker["tasks"]) == (worker["state"] == "BUSY"), worker
+
+
+@pytest.mark.proves("WST-KH1", "WST-KH2", "WST-KH3", "WST-KH4")
+def test_a_worker_that_is_held_finishes_its_tasks_and_gets_no_new_ones(histories: Histories) -> None:
+    """A drain replaces a quarantine and not the other way round; a resume forgets the failures."""
+    history = histories("holds")
+    shown = {action: workers["w1"] for action, workers in history.workers.items()}
+
+    assert [shown[f"Complete {n}"]["troubles"] for n in range(3)] == [1, 2, 3]
+    assert (shown["Complete 1"]["hold"], shown["Complete 2"]["hold"]) == ("", "QUARANTINED")
+    assert (shown["drain"]["hold"], shown["drain"]["hold_reason"]) == ("DRAINED", "new disk")
+    assert (shown["resume"]["hold"], shown["resume"]["troubles"]) == ("", 0)
+    assert (shown["third drain"]["hold_reason"], len(shown["third drain"]["tasks"])) == ("move", 3)
+    assert (shown["Complete 5"]["hold"], shown["Complete 5"]["tasks"]) == ("DRAINED", [])
+    assert history.replies["claim in quarantine"] == history.replies["claim while drained"] == []
+    holds = [line for line in map(json.loads, history.exports["canonical"]) if "hold" in line["metadata"]]
+    assert [(line["trigger"], line["actor"], line["severity"]) for line in holds if line["entity"] == "worker"] == [
+        ("quarantined", "orchestrator", "warning"),
+        *(("drained", "user:ada", "info"), ("resumed", "user:ada", "info")),
+        *(("drained", "user:ada", "info"), ("resumed", "user:ada", "info")),
+    ]
+
+
+@pytest.mark.proves("WST-KH4", "WST-KH3")
+def test_failures_of_a_worker_are_counted_and_a_result_resets_the_count(histories: Histories) -> None:
+    """A lost lease and a failure of the infrastructure count, a failure of the user and a timeout do not."""
+    lost, retried, timeout = histories("lease_lost"), histories("retried"), histories("job_timeout")
+
+    assert [
+        lost.workers[action]["w1"]["troubles"] for action in ("claim", "accept window over", "third lease over")
+    ] == [
+        *(0, 1, 2),
+    ]
+    assert [lost.workers[action]["w2"]["troubles"] for action in ("120 s later", "fourth lease over")] == [1, 2]
+    assert [retried.workers[action]["w1"]["troubles"] for action in ("Complete", "second Complete")] == [1, 0]
+    assert timeout.workers["150 s later"]["w1"]["troubles"] == 0
+    assert histories("compile_error").workers["Complete"]["w1"]["troubles"] == 0
 
 
 # -- the log
