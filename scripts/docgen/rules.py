@@ -78,10 +78,11 @@ to `tests/`. `tests/test_rules.py` fails if a rule has no such test.
 
 
 class Proof(NamedTuple):
-    """A test that cites a rule: its file, relative to tests/, and its name."""
+    """A test that cites a rule: its file, relative to tests/, its name, and the case that has the mark, if any."""
 
     file: str
     test: str
+    case: str = ""
 
     @property
     def surface(self) -> str:
@@ -113,21 +114,28 @@ def proofs() -> dict[str, list[Proof]]:
     found: dict[str, list[Proof]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         file = path.relative_to(ROOT / "tests").as_posix()
-        for rule, test in _citations(ast.parse(path.read_text(encoding="utf-8"))):
-            proof = Proof(file, test)
+        for rule, *test in _citations(ast.parse(path.read_text(encoding="utf-8"))):
+            proof = Proof(file, *test)
             if proof not in found.setdefault(rule, []):
                 found[rule].append(proof)
     return found
 
 
-def _citations(module: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield every rule that a mark in the module cites, with the name of the test that has the mark."""
+def _citations(module: ast.Module) -> Iterator[tuple[str, str, str]]:
+    """Yield every rule that a mark in the module cites, with the name of the test, and its case, that have the mark."""
     for statement in module.body:
         name = statement.name if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) else ""
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.proves":
+        cases: dict[int, str] = {}
+        for node in ast.walk(statement):  # A call is visited before its arguments.
+            if not isinstance(node, ast.Call):
+                continue
+            if ast.unparse(node.func) == "pytest.param":
+                texts = (each.value for each in node.args if isinstance(each, ast.Constant))
+                case = ", ".join(text for text in texts if isinstance(text, str))
+                cases |= {id(inner): case for inner in ast.walk(node)}
+            elif ast.unparse(node.func) == "pytest.mark.proves":
                 for argument in node.args:
-                    yield str(ast.literal_eval(argument)), name
+                    yield str(ast.literal_eval(argument)), name, cases.get(id(node), "")
 
 
 def public_proofs(rule: str) -> list[Proof]:
@@ -142,8 +150,16 @@ def page() -> str:
 
 
 def _evidence(rule: str) -> str:
-    tests: dict[tuple[str, str], list[str]] = {}
+    tests: dict[tuple[str, str], dict[str, list[str]]] = {}
     for proof in public_proofs(rule):
-        tests.setdefault((proof.surface, proof.file), []).append(f"`{proof.test}`")
-    texts = [f"{surface}: `{file}` {', '.join(names)}" for (surface, file), names in tests.items()]
+        cases = tests.setdefault((proof.surface, proof.file), {}).setdefault(proof.test, [])
+        cases += [proof.case] if proof.case else []
+    texts = [
+        f"{surface}: `{file}` " + ", ".join(f"`{test}`{_listed(cases)}" for test, cases in by_test.items())
+        for (surface, file), by_test in tests.items()
+    ]
     return "; ".join(texts) or f"none: {EXEMPT.get(rule) or AWAITED.get(rule, '')}"
+
+
+def _listed(cases: list[str]) -> str:
+    return f" ({'; '.join(cases)})" if cases else ""
