@@ -63,7 +63,6 @@ EXEMPT: Final = {
 AWAITED: Final = {
     "MOD-7": "the end of decided runs changes",
     "QUE-C4": "request ids of the queue change",
-    "WST-K5": "the recovery of silent workers changes",
 }
 
 _RULE: Final = re.compile(r"^(?:- \*\*|\| )([A-Z]{3}-[A-Z]*\d+)(?:\*\*| \|) (.*)$")

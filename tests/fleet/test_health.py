@@ -88,7 +88,7 @@ async def test_any_message_resets_the_count_of_missed_checks(fleet: OpenFleet) -
         assert "health_check_timeout" not in dict(await here.steps())
 
 
-@pytest.mark.proves("MOD-12", "WST-KG5", "WST-KA5", "WST-KI2", "PRO-Q5")
+@pytest.mark.proves("MOD-12", "WST-KG5", "WST-KA5", "WST-KI2", "PRO-Q5", "WST-K5")
 @pytest.mark.parametrize("backend", ["sqlite", "postgres"], indirect=True)
 @on_loop
 async def test_a_heartbeat_within_the_ttl_renews_the_lease_and_recovers_its_worker(fleet: OpenFleet) -> None:
