@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from deltaci.core import worker
 from deltaci.core.attempt import QUEUED, SUCCEEDED, Attempt
+from deltaci.core.cascade import NewRecord
 from deltaci.core.job import Job, JobSpec
+from deltaci.core.listing import WORKERS
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
 from deltaci.core.worker import Worker
@@ -19,6 +22,7 @@ from deltaci.storage.port import (
     FindReady,
     Load,
     LoadJobs,
+    LoadList,
     Put,
     Store,
     StoredRecord,
@@ -304,6 +308,23 @@ async def test_the_jobs_of_a_run_are_loaded_whether_or_not_they_are_over(backend
 
         assert {each.record.id: each.record.state for each in of_one} == {"r1/a": "", "r1/b": "FAILED"}
         assert of_nobody == []
+
+
+@on_loop
+async def test_a_list_is_loaded_as_it_is_in_the_transaction(backend: Backend) -> None:
+    """Whether a run waits for a job depends on the workers that are registered, of its tenant alone."""
+    async with backend.server() as server:
+        for id in ("w1", "w2"):
+            await server.register(id, labels=("gpu",))
+        other = Worker(id="w3", tenant="other", max_concurrent_tasks=1)
+        await server.do(NewRecord(id="w3", record=other))
+        await server.do(worker.Shutdown(id="w2", actor="user:ada"))
+
+        [workers] = await ask(server.store, LoadList(TENANT, WORKERS))
+        [none] = await ask(server.store, LoadList("nobody", WORKERS))
+
+        assert [(each.record.id, each.version > 0) for each in workers] == [("w1", True)]
+        assert none == []
 
 
 # -- what may be claimed

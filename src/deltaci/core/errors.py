@@ -93,13 +93,15 @@ class InvariantBroken(Exception):
 class NotLoaded(Exception):
     """Raised if a decision needs records that are not loaded: the caller loads them and decides again.
 
-    `ids` are the missing records; `jobs_of` is a run whose jobs are not loaded.
+    `ids` are the missing records; `jobs_of` is a run whose jobs are not loaded, `workers_of` a tenant whose workers.
     """
 
-    def __init__(self, *, ids: tuple[str, ...] = (), jobs_of: str = "") -> None:
-        super().__init__(f"not loaded: {', '.join(ids) or 'the jobs of ' + jobs_of}")
+    def __init__(self, *, ids: tuple[str, ...] = (), jobs_of: str = "", workers_of: str | None = None) -> None:
+        records = f"the workers of tenant {workers_of!r}" if workers_of is not None else f"the jobs of {jobs_of}"
+        super().__init__(f"not loaded: {', '.join(ids) or records}")
         self.ids = ids
         self.jobs_of = jobs_of
+        self.workers_of = workers_of
 
 
 class Unreachable(Exception):

@@ -11,7 +11,7 @@ from deltaci.core.events import Event
 from deltaci.core.job import TERMINAL, Job
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
-from deltaci.core.worker import Worker
+from deltaci.core.worker import Worker, is_over
 
 T = TypeVar("T", bound=Record)
 
@@ -26,6 +26,7 @@ class UnitOfWork:
     def __init__(self, records: Mapping[str, Record] | None = None, *, is_complete: bool = False) -> None:
         self.records: dict[str, Record | None] = dict(records or {})
         self.job_ids: dict[str, tuple[str, ...]] = {}  # The ids of a run's jobs, by run id.
+        self.tenants_with_workers: set[str] = set()  # Tenants all of whose registered workers are loaded.
         self.is_complete = is_complete
         self.latest_at = 0  # The latest decision's time; no later decision is made at an earlier one.
         self.draft: dict[str, Record] = {}
@@ -73,6 +74,14 @@ class UnitOfWork:
         """Return the worker, or None if it is not registered: workers of the plain queue need not register."""
         record = self.find(id)
         return record if isinstance(record, Worker) else None
+
+    def registered_workers(self, tenant: str) -> list[Worker]:
+        """Return the tenant's workers that are not shut down."""
+        if not self.is_complete and tenant not in self.tenants_with_workers:
+            raise NotLoaded(workers_of=tenant)
+        workers = {record.id: record for record in self.records.values() if type(record) is Worker}
+        workers |= {record.id: record for record in self.draft.values() if type(record) is Worker}
+        return [worker for worker in workers.values() if worker.tenant == tenant and not is_over(worker)]
 
     def require(self, ids: Iterable[str]) -> None:
         """Raise one `NotLoaded` with all ids that are not loaded, so that the caller loads them with one query."""

@@ -27,7 +27,7 @@ from deltaci.core.errors import InvariantBroken, NotLoaded, Refused, StaleLease
 from deltaci.core.events import RUN, RUNNER, WORKER, Event, worker_actor
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
-from deltaci.core.listing import list_changes
+from deltaci.core.listing import WORKERS, list_changes
 from deltaci.core.machine import ABSENT, REQUESTS_IN_RECORD, Command, Record
 from deltaci.core.timers import Due, is_over, next_due, ready_at
 from deltaci.core.unit_of_work import UnitOfWork
@@ -59,6 +59,7 @@ from deltaci.storage.port import (
     ListChange,
     Load,
     LoadJobs,
+    LoadList,
     Put,
     Store,
     StoredRecord,
@@ -312,6 +313,7 @@ class Shard:
                 self._stored_columns.pop(id, None)
         self._absent_ids.clear()
         self._unit_of_work.job_ids.clear()
+        self._unit_of_work.tenants_with_workers.clear()
 
     def _try_decide(
         self, command: Command, now: int, changed: dict[str, Record], events: list[Event]
@@ -392,6 +394,9 @@ class Shard:
             stored_records = yield LoadJobs(run_id)
             self._cache_loaded(stored_records)
             self._unit_of_work.job_ids[run_id] = tuple(stored.record.id for stored in stored_records)
+        elif (tenant := not_loaded.workers_of) is not None:
+            self._cache_loaded((yield LoadList(tenant, WORKERS)))
+            self._unit_of_work.tenants_with_workers.add(tenant)
         else:
             stored_records = yield Load(not_loaded.ids)
             self._cache_loaded(stored_records, not_loaded.ids)

@@ -197,6 +197,10 @@ class MemoryListIndex:
             (*position, all(self._contains((tenant, name), position) for name in lists[1:])) for position in scanned
         ]
 
+    def ids(self, tenant: str, list: str) -> tuple[str, ...]:
+        """Return the ids of all records on the list, oldest first."""
+        return tuple(id for _, id in self._lists.get((tenant, list), ()))
+
     async def count(self, tenant: str, list: str, limit: int) -> int:
         """Return how many records are on the list, up to `limit`."""
         return min(limit, len(self._lists.get((tenant, list), ())))

@@ -35,6 +35,7 @@ from deltaci.storage.port import (
     ListQuery,
     Load,
     LoadJobs,
+    LoadList,
     LockGroup,
     MovedRequest,
     Postpone,
@@ -149,6 +150,8 @@ class MemoryStore:
             return self._load(request.ids)
         if isinstance(request, LoadJobs):
             return self._load(tuple(self._job_ids_by_run.get(request.run_id, ())))
+        if isinstance(request, LoadList):
+            return self._load(self._lists.ids(request.tenant, request.list))
         if isinstance(request, FindReady):
             return self._find_ready(request)
         if isinstance(request, FindDue):

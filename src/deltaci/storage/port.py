@@ -89,6 +89,13 @@ class LoadJobs(msgspec.Struct, frozen=True):
     run_id: str
 
 
+class LoadList(msgspec.Struct, frozen=True):
+    """Load all records of the tenant on this list, which has no finished records. Answer: `[StoredRecord]`."""
+
+    tenant: str
+    list: str
+
+
 class FindReady(msgspec.Struct, frozen=True):
     """Find and lock the tenant's ready attempts that a worker with these labels may claim, the most urgent first.
 
@@ -277,6 +284,7 @@ Request = (
     | BeginClaim
     | Load
     | LoadJobs
+    | LoadList
     | FindReady
     | FindDue
     | FindRequests

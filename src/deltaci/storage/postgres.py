@@ -36,6 +36,7 @@ from deltaci.storage.port import (
     FindRequests,
     Load,
     LoadJobs,
+    LoadList,
     LockGroup,
     MovedRequest,
     Postpone,
@@ -59,7 +60,7 @@ from deltaci.storage.postgres_write import (
     remove_from_lists,
     write_batch,
 )
-from deltaci.storage.sql import GROUP_HOLDER, GROUP_IS_FREE, POSTPONE, QUEUE_KEYS
+from deltaci.storage.sql import GROUP_HOLDER, GROUP_IS_FREE, ON_LIST, POSTPONE, QUEUE_KEYS
 from deltaci.storage.sql_store import SqlStore
 
 MAX_CONCURRENT_TRANSACTIONS: Final = 3
@@ -103,6 +104,7 @@ _LOAD_JOBS: Final = (
     f"SELECT {_COLUMNS} FROM records WHERE {_OF_RUN} "
     f"UNION ALL SELECT id, kind, 0::bigint, NULL::bigint, body FROM history WHERE {_OF_RUN}"
 )
+_LOAD_LIST: Final = f"SELECT {_COLUMNS} FROM records {ON_LIST.format('$1', '$2')}"
 # Another transaction that counts the same tenant waits here until this one commits, and then sees its writes.
 _LOCK_TENANT: Final = "SELECT pg_advisory_xact_lock($1, hashtext($2))"
 _COUNT_LIVE_LEASES: Final = (
@@ -268,6 +270,8 @@ class PostgresStore(SqlStore):
             return _stored_records(await connection.fetch(_LOAD, request.ids))
         if isinstance(request, LoadJobs):
             return _stored_records(await connection.fetch(_LOAD_JOBS, request.run_id, JOB_KIND))
+        if isinstance(request, LoadList):
+            return _stored_records(await connection.fetch(_LOAD_LIST, request.tenant, request.list))
         if isinstance(request, FindDue):
             return _stored_records(await connection.fetch(_DUE, request.now, request.limit))
         if isinstance(request, CountLiveLeases):

@@ -31,6 +31,8 @@ GROUP_HOLDER: Final = (
 # probes of small indexes.
 GROUP_IS_FREE: Final = f"(r.group_name IS NULL OR ({GROUP_HOLDER.format('r.tenant', 'r.group_name', '{0}')}) IS NULL)"
 
+ON_LIST: Final = "WHERE id IN (SELECT id FROM listed WHERE tenant = {0} AND list = {1})"
+
 POSTPONE: Final = (
     "UPDATE records SET ready_at = CASE WHEN ready_at IS NULL THEN NULL ELSE {0} END, "
     "due_at = CASE WHEN due_at IS NULL THEN NULL ELSE {0} END WHERE id = {1}"

@@ -37,6 +37,7 @@ from deltaci.storage.port import (
     ListChange,
     Load,
     LoadJobs,
+    LoadList,
     LockGroup,
     MovedRequest,
     Postpone,
@@ -56,6 +57,7 @@ from deltaci.storage.port import (
 from deltaci.storage.sql import (
     GROUP_HOLDER,
     GROUP_IS_FREE,
+    ON_LIST,
     POSTPONE,
     QUEUE_KEYS,
     insert_values,
@@ -246,6 +248,10 @@ class SqliteStore(SqlStore):
             )
         if isinstance(request, Write):
             return self._write(request)
+        if isinstance(request, LoadList):
+            return self._fetch_records(
+                connection, f"{_SELECT} {ON_LIST.format('?1', '?2')}", [request.tenant, request.list]
+            )
         if isinstance(request, FindReady):
             return self._find_ready(request)
         if isinstance(request, CountLiveLeases):
