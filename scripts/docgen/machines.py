@@ -86,8 +86,8 @@ def _diagram(edges: Iterable[tuple[str | None, str, str]]) -> list[str]:
 
 
 def _cascade() -> str:
-    rows = ((row.entity, " or ".join(row.states), row.why) for row in CASCADE)
-    return "\n".join(table(("when a", "becomes", "then"), rows))
+    rows = ((row.entity, " or ".join((*row.states, *row.triggers)), row.why) for row in CASCADE)
+    return "\n".join(table(("when a", "becomes, or records", "then"), rows))
 
 
 def _view(view: View) -> str:

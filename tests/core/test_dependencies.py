@@ -270,7 +270,9 @@ def test_any_graph_ends_as_the_oracle_says(random: Random, is_shuffled: bool) ->
     """Every job ends, with the expected state and reason."""
     specs = [_random_spec(random, n) for n in range(random.randint(1, 12))]
     fails = {spec.name for spec in specs if random.random() < 0.3}
-    lab, oracle = Lab().plan(*(random.sample(specs, len(specs)) if is_shuffled else specs)), Oracle(specs)
+    lab, oracle = Lab(), Oracle(specs)
+    lab.register("w1")
+    lab.plan(*(random.sample(specs, len(specs)) if is_shuffled else specs))
 
     while ready := oracle.ready():
         assert {spec.name for spec in specs if lab.job(spec.name).state == job.QUEUED} == ready

@@ -69,6 +69,7 @@ class History:
             id,
             started_by=self.draw.choice(("", *PEOPLE)),
             timeout_seconds=self.draw.choice((600, 3600, 20000)),
+            optional_wait_seconds=(0, 60, 600)[self.runs % 3],
             is_fail_fast=self.draw.random() < 0.3,
             has_validation=self.draw.random() < self.validated_share,
         )
@@ -99,7 +100,14 @@ class History:
                 not_by_starter=self.draw.random() < 0.3,
             )
             seconds = self.draw.choice((0, 900))
-            return JobSpec(name=name, needs=needs, kind=job.APPROVAL, approval_seconds=seconds, gate=settings)
+            return JobSpec(
+                name=name,
+                needs=needs,
+                kind=job.APPROVAL,
+                is_required=not name.endswith(("3", "7")),
+                approval_seconds=seconds,
+                gate=settings,
+            )
         return JobSpec(
             name=name,
             needs=needs,
@@ -231,7 +239,8 @@ class History:
             due.append(attempt.ForceCancel(id=id))
         for waiting in self._all(Job):
             due += [job.RetryDue(id=waiting.id), job.ExpireApproval(id=waiting.id)]
-        due += [run.TimeOut(id=live.id) for live in self._all(Run)]
+        for live in self._all(Run):
+            due += [run.TimeOut(id=live.id), run.EndOptionalWait(id=live.id)]
         for command in due:
             self.attempt(partial(self.lab.do, command))
 

@@ -16,7 +16,7 @@ import msgspec
 Line = dict[str, Any]
 
 # Triggers of events that may also have their own, later transaction.
-_DEFERRABLE = ("statuses_published", "registration_complete")
+_DEFERRABLE = ("statuses_published", "registration_complete", "capabilities_registered")
 
 
 class Mutant(NamedTuple):
@@ -223,6 +223,11 @@ def _changed_metadata(log: Log, index: int) -> Iterator[Mutant]:
             yield _with_metadata(log, index, (key,), not metadata[key])
     if "next_run_at" in metadata:
         yield _with_metadata(log, index, ("next_run_at",), "2001-01-01T00:00:00.000000Z")
+    if "optional_until" in metadata:
+        yield _with_metadata(log, index, ("optional_until",), "2001-01-01T00:00:00.000000Z")
+        yield _with_metadata(log, index, ("job_id",), "mallory")
+    if metadata.get("cause") == "no_worker":
+        yield _with_metadata(log, index, ("cause",), "wait_over")
     if "needs" in metadata:
         yield _with_metadata(log, index, ("needs",), [*metadata["needs"], "nobody"])
     yield from _changed_decision(log, index)

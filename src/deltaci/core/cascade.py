@@ -15,6 +15,7 @@ from deltaci.core import attempt, failures, job, run, worker
 from deltaci.core.errors import InvariantBroken
 from deltaci.core.events import ATTEMPT, JOB, RUN, WORKER, Event
 from deltaci.core.ids import attempt_id
+from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
 from deltaci.core.unit_of_work import UnitOfWork
 
@@ -57,6 +58,7 @@ FollowUp = Callable[[UnitOfWork, Event], Iterable[Command]]
 class CascadeRule(msgspec.Struct, frozen=True):
     """When a record of this entity enters one of `states`, apply the commands that `follow_up` returns.
 
+    The same holds for an event with one of `triggers` that leaves the record in its state.
     A refused follow-up command breaks an invariant, unless `may_refuse`: then the whole decision is refused.
     """
 
@@ -65,6 +67,7 @@ class CascadeRule(msgspec.Struct, frozen=True):
     follow_up: FollowUp
     why: str
     may_refuse: bool = False
+    triggers: tuple[str, ...] = ()
 
 
 def _begin_job(unit: UnitOfWork, event: Event) -> Iterable[Command]:
@@ -174,11 +177,17 @@ def _validate_job(unit: UnitOfWork, event: Event) -> Iterable[Command]:
     Otherwise yield no command: the job stays in VALIDATING until the other validation ends.
     """
     executed_job = unit.job(event.entity_id)
+    if not _waits_for_validation(unit, executed_job):
+        verdict = unit.attempt(executed_job.attempt_id).verdict
+        is_passed = verdict is None or verdict.is_passed
+        details = verdict.details if verdict is not None and not is_passed else ""
+        yield job.Validate(id=executed_job.id, is_passed=is_passed, details=details)
+
+
+def _waits_for_validation(unit: UnitOfWork, executed_job: job.Job) -> bool:
+    """Return whether the job has a validation other than its runner's rules, and none of these has failed."""
     verdict = unit.attempt(executed_job.attempt_id).verdict
-    if verdict is not None and not verdict.is_passed:
-        yield job.Validate(id=executed_job.id, is_passed=False, details=verdict.details)
-    elif not executed_job.spec.has_validation:
-        yield job.Validate(id=executed_job.id, is_passed=True)
+    return executed_job.spec.has_validation and (verdict is None or verdict.is_passed)
 
 
 def _release_dependents(unit: UnitOfWork, event: Event) -> Iterable[Command]:
@@ -260,6 +269,60 @@ def _cancel_open_jobs(unit: UnitOfWork, event: Event) -> Iterable[Command]:
             yield CancelLiveJob(id=live_job.id, reason=reason, actor=event.actor)
 
 
+def _begin_wait(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    """Begin the wait for optional jobs anew for a job that begins to wait in a run whose required jobs have ended.
+
+    The event is the job's or its attempt's. An attempt that is requeued in the same decision begins it then.
+    """
+    if not event.run_id or (event.to == attempt.STALE and event.metadata["reason"] in attempt.REQUEUED_IMMEDIATELY):
+        return
+    decided_run = unit.run(event.run_id)
+    if not decided_run.decided_at or not run.may_start_jobs(decided_run):
+        return
+    waiting_job = unit.job(unit.attempt(event.entity_id).job_id if event.entity == ATTEMPT else event.entity_id)
+    if waiting_job.state == job.VALIDATING and not _waits_for_validation(unit, waiting_job):
+        return
+    if decided_run.optional_until != event.at + decided_run.optional_wait_seconds * SECOND:
+        yield run.BeginOptionalWait(id=decided_run.id, job_id=waiting_job.id)
+    yield from _cancel_unserved(unit, decided_run, [waiting_job])
+
+
+def _begin_wait_of_all(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    if "job_id" not in event.metadata:
+        yield from _cancel_unserved(unit, unit.run(event.run_id), _waiting_jobs(unit, event.run_id))
+
+
+def _cancel_unserved(unit: UnitOfWork, decided_run: run.Run, waiting_jobs: list[job.Job]) -> Iterable[Command]:
+    """Cancel the tasks that wait for a worker while no registered worker has their labels."""
+    tasks = [task for task in waiting_jobs if task.spec.kind == job.TASK and task.state != job.VALIDATING]
+    if not tasks:
+        return
+    labels = [frozenset(registered.labels) for registered in unit.registered_workers(decided_run.tenant)]
+    queue_keys = {task.spec.queue_key for task in tasks}
+    unserved_keys = {key for key in queue_keys if not any(worker.required_labels(key) <= having for having in labels)}
+    if unserved_keys:
+        yield run.EndOptionalWait(id=decided_run.id, queue_keys=tuple(sorted(unserved_keys)))
+        for task in tasks:
+            if task.spec.queue_key in unserved_keys:
+                yield CancelLiveJob(id=task.id, reason=job.NOT_NEEDED)
+
+
+def _waiting_jobs(unit: UnitOfWork, run_id: str) -> list[job.Job]:
+    """Return the open jobs of a run whose required jobs have ended that wait neither for other jobs nor for a runner.
+
+    A runner has a job while its attempt is leased.
+    """
+    jobs = [live_job for live_job in unit.live_jobs(run_id) if live_job.state != job.PENDING]
+    unit.require(live_job.attempt_id for live_job in jobs if live_job.attempt_id)
+    return [live_job for live_job in jobs if not live_job.attempt_id or unit.attempt(live_job.attempt_id).lease is None]
+
+
+def _cancel_waiting(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    if event.metadata["cause"] == run.WAIT_OVER:
+        for waiting_job in _waiting_jobs(unit, event.run_id):
+            yield CancelLiveJob(id=waiting_job.id, reason=job.NOT_NEEDED)
+
+
 def _start_jobs(unit: UnitOfWork, event: Event) -> Iterable[Command]:
     planned_run = unit.run(event.run_id)
     if planned_run.cancel_reason:
@@ -326,6 +389,16 @@ CASCADE: Final[tuple[CascadeRule, ...]] = (
                 "the rest of a fail-fast family is cancelled"),
     CascadeRule(JOB, (job.SUCCEEDED, job.FAILED, job.CANCELED), _release_dependents,
                 "jobs that need it are released or cancelled as blocked; jobs that come after it are released"),
+    CascadeRule(ATTEMPT, (attempt.QUEUED, attempt.STALE), _begin_wait,
+                "after the last required job, a job waits for a worker only for a limited time"),
+    CascadeRule(JOB, (job.WAITING_APPROVAL, job.RETRYING, job.VALIDATING), _begin_wait,
+                "after the last required job, a job waits only for a limited time"),
+    CascadeRule(RUN, (), _begin_wait_of_all,
+                "jobs that are not required are cancelled at once if no registered worker has their labels",
+                triggers=(run.OPTIONAL_WAIT_BEGAN,)),
+    CascadeRule(RUN, (), _cancel_waiting,
+                "jobs that are not required and not leased are cancelled",
+                triggers=(run.OPTIONAL_WAIT_ENDED,)),
     CascadeRule(RUN, (run.QUEUED,), _start_jobs,
                 "a remembered cancel is applied; otherwise jobs without needs start"),
     CascadeRule(RUN, (run.PLAN_FAILED,), _fail_run_without_plan,

@@ -50,6 +50,7 @@ class Plan(Command, frozen=True, kw_only=True):
     plan_hash: str = ""
     is_fail_fast: bool | None = None  # None keeps the run's setting.
     timeout_seconds: int | None = None
+    optional_wait_seconds: int | None = None
 
 
 class StartRun(Command, frozen=True, kw_only=True):
@@ -110,8 +111,8 @@ _CREATE_COMMANDS: Final[dict[type[Record], type[Command]]] = {
 }
 _FOLLOW_UPS: Final[dict[tuple[str, str], list[tuple[FollowUp, bool]]]] = {}
 for _rule in CASCADE:
-    for _state in _rule.states:
-        _FOLLOW_UPS.setdefault((_rule.entity, _state), []).append((_rule.follow_up, _rule.may_refuse))
+    for _key in (*_rule.states, *_rule.triggers):
+        _FOLLOW_UPS.setdefault((_rule.entity, _key), []).append((_rule.follow_up, _rule.may_refuse))
 
 
 def decide(unit: UnitOfWork, command: Command, at: int) -> Decision:
@@ -243,12 +244,12 @@ def _follow_ups(unit: UnitOfWork, events: list[Event]) -> list[_PendingCommand]:
     """Return the follow-up commands of these events. The cascade rule says which of them may be refused."""
     commands: list[_PendingCommand] = []
     for event in events:
-        if event.from_ != event.to:
-            for follow_up, may_refuse in _FOLLOW_UPS.get((event.entity, event.to), ()):
-                commands += [
-                    _PendingCommand(command, is_submitted=False, may_refuse=may_refuse)
-                    for command in follow_up(unit, event)
-                ]
+        key = event.to if event.from_ != event.to else event.trigger
+        for follow_up, may_refuse in _FOLLOW_UPS.get((event.entity, key), ()):
+            commands += [
+                _PendingCommand(command, is_submitted=False, may_refuse=may_refuse)
+                for command in follow_up(unit, event)
+            ]
     return commands
 
 
@@ -396,6 +397,7 @@ def _expand_plan(unit: UnitOfWork, command: Plan) -> Iterable[Command]:
         plan_hash=command.plan_hash,
         is_fail_fast=command.is_fail_fast,
         timeout_seconds=command.timeout_seconds,
+        optional_wait_seconds=command.optional_wait_seconds,
     )
     return [*job_creations, plan_ready]
 

@@ -35,6 +35,7 @@ def plan_hash(
     is_fail_fast: bool = False,
     has_validation: bool = False,
     timeout_seconds: int = run.TIMEOUT_SECONDS,
+    optional_wait_seconds: int = run.OPTIONAL_WAIT_SECONDS,
 ) -> str:
     """Return the SHA-256 of these fields of a plan, in hex. The order of dict keys does not matter."""
     plan = {
@@ -43,6 +44,8 @@ def plan_hash(
         "has_validation": has_validation,
         "timeout_seconds": timeout_seconds,
     }
+    if optional_wait_seconds != run.OPTIONAL_WAIT_SECONDS:  # Plans of older versions keep their hash.
+        plan["optional_wait_seconds"] = optional_wait_seconds
     return sha256(msgspec.json.encode(plan, order="sorted")).hexdigest()
 
 

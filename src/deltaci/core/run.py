@@ -6,7 +6,7 @@ do next, so that a step costs the same in a run of ten and of ten thousand jobs.
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -35,8 +35,16 @@ TIMED: Final = (RUNNING, VALIDATING)  # Time that people take to approve does no
 UNPLANNED: Final = (CREATED, PLANNING)
 OVER: Final = (SUCCESS, FAILED, CANCELED, TIMEOUT)
 
+# Why jobs that are not required end as NOT_NEEDED in a run whose required jobs have ended.
+WAIT_OVER: Final = "wait_over"
+NO_WORKER: Final = "no_worker"
+OPTIONAL_WAIT_BEGAN: Final = "optional_wait_began"
+OPTIONAL_WAIT_ENDED: Final = "optional_wait_ended"
+
 PLANNING_SECONDS: Final = 60
 TIMEOUT_SECONDS: Final = 6 * 3600
+START_SECONDS: Final = 24 * 3600  # The run timeout counts from RUNNING, so that a queued run has its own.
+OPTIONAL_WAIT_SECONDS: Final = 600
 MAX_JOBS: Final = 100_000
 
 
@@ -45,7 +53,7 @@ class Tally(msgspec.Struct, frozen=True):
 
     `open` jobs have not ended, `active` ones progress without people, `waiting` ones wait for approval. `doomed` counts
     the required jobs that failed or were cancelled, so that the run cannot succeed; `first_doomed` is the id of the
-    first of them.
+    first of them. `open_optional` counts the open jobs that are not required.
     """
 
     open: int = 0
@@ -53,6 +61,8 @@ class Tally(msgspec.Struct, frozen=True):
     waiting: int = 0
     doomed: int = 0
     first_doomed: str = ""
+    # Records of older versions lack it and count less than their open optional jobs, so that none counts as decided.
+    open_optional: int = 0
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -99,7 +109,10 @@ class Run(Record, frozen=True, kw_only=True):
     started_by: str = ""
     origin: Origin = Origin()
     request_fingerprint: str = ""  # Of the request that created the run, if a repeat returns it.
-    waited_microseconds: int = 0  # In WAITING_APPROVAL, before its latest `Resume`.
+    waited_microseconds: int = 0  # In WAITING_APPROVAL, before its latest event.
+    optional_wait_seconds: int = OPTIONAL_WAIT_SECONDS
+    decided_at: int = 0  # When every required job had ended and jobs that are not required were still open.
+    optional_until: int = 0  # When those of them that no worker has leased end; 0 if no wait is in progress.
 
     @property
     def times_out_at(self) -> int:
@@ -110,6 +123,11 @@ class Run(Record, frozen=True, kw_only=True):
         if not self.started_at or self.state == WAITING_APPROVAL:
             return 0
         return self.started_at + self.timeout_seconds * SECOND + self.waited_microseconds
+
+    @property
+    def start_by(self) -> int:
+        """When a queued run times out because none of its jobs could start. 0 in other states."""
+        return self.updated_at + START_SECONDS * SECOND if self.state == QUEUED else 0
 
 
 class Create(Command, frozen=True, kw_only=True):
@@ -132,6 +150,7 @@ class PlanReady(Command, frozen=True, kw_only=True):
     plan_hash: str = ""
     is_fail_fast: bool | None = None
     timeout_seconds: int | None = None
+    optional_wait_seconds: int | None = None
 
 
 class PlanFailed(Command, frozen=True, kw_only=True):
@@ -158,6 +177,24 @@ class Resume(Command, frozen=True, kw_only=True):
     """End the wait for approval, because a job can progress again or all have ended."""
 
 
+class BeginOptionalWait(Command, frozen=True, kw_only=True):
+    """Begin, or begin anew, the bounded wait for jobs that are not required, because every required job has ended.
+
+    `job_id` is the job that began to wait after that; empty if the last required job has just ended.
+    """
+
+    job_id: str = ""
+
+
+class EndOptionalWait(Command, frozen=True, kw_only=True):
+    """End the bounded wait, because its time is over; the jobs that are not leased are cancelled.
+
+    With `queue_keys`, end at once only that of the jobs with these queue keys: no registered worker has their labels.
+    """
+
+    queue_keys: tuple[str, ...] = ()
+
+
 class AllDone(Command, frozen=True, kw_only=True):
     """Begin the final validation: all jobs have ended and no required one failed."""
 
@@ -174,7 +211,7 @@ class Fail(Command, frozen=True, kw_only=True):
 
 
 class TimeOut(Command, frozen=True, kw_only=True):
-    """End the run, because the run timeout has passed."""
+    """End the run, because the run timeout has passed, or because none of its jobs started within START_SECONDS."""
 
 
 class Cancel(Command, frozen=True, kw_only=True):
@@ -202,6 +239,7 @@ def _create(run: Run, _command: Create, at: int) -> Transition:
         "is_fail_fast": run.is_fail_fast,
         "has_validation": run.has_validation,
         "timeout_seconds": run.timeout_seconds,
+        "optional_wait_seconds": run.optional_wait_seconds,
     }
     return CREATED, {"created_at": at}, metadata
 
@@ -221,7 +259,11 @@ def _plan_ready(run: Run, command: PlanReady, at: int) -> Transition:
         raise Refused(
             "not_eligible", f"run {run.id} has {run.tally.open} of {command.jobs} planned jobs; create them first"
         )
-    settings = {"is_fail_fast": command.is_fail_fast, "timeout_seconds": command.timeout_seconds}
+    settings = {
+        "is_fail_fast": command.is_fail_fast,
+        "timeout_seconds": command.timeout_seconds,
+        "optional_wait_seconds": command.optional_wait_seconds,
+    }
     changes = {"plan_hash": command.plan_hash, **{name: value for name, value in settings.items() if value is not None}}
     return QUEUED, changes, {"jobs": command.jobs, **changes}
 
@@ -244,6 +286,11 @@ def _finalize_plan(run: Run, _command: Fail, _at: int) -> Transition:
 
 def _first_active(run: Run, command: Command, at: int) -> Transition:
     job_id = command.job_id if isinstance(command, FirstActive) else ""  # Otherwise another command implied it.
+    if isinstance(command, TimeOut):
+        if at < run.start_by:
+            seconds = (run.start_by - at) / SECOND
+            raise Refused("not_due", f"run {run.id} is queued and has another {seconds:.3f} s to start; wait for it")
+        return RUNNING, {}, {"cause": "timed_out", "job_id": ""}  # It has not started.
     cause = "job_started" if job_id else "approval_opened" if run.tally.waiting else "nothing_to_run"
     return RUNNING, {"started_at": at}, {"cause": cause, "job_id": job_id}
 
@@ -253,8 +300,31 @@ def _await_approval(_run: Run, _command: AwaitApproval, _at: int) -> Transition:
 
 
 def _resume(run: Run, _command: Command, at: int) -> Transition:
-    # No other event of the run is possible while it waits, so that the latest one began the wait.
-    return RUNNING, {"waited_microseconds": run.waited_microseconds + at - run.updated_at}, {}
+    return RUNNING, _waited(run, at), {}
+
+
+def _waited(run: Run, at: int) -> dict[str, Any]:
+    """Return the changed `waited_microseconds`, which every event adds to while the run waits for approval."""
+    if run.state != WAITING_APPROVAL:
+        return {}
+    return {"waited_microseconds": run.waited_microseconds + at - run.updated_at}
+
+
+def _begin_optional_wait(run: Run, command: BeginOptionalWait, at: int) -> Transition:
+    if not is_decided(run):
+        required = run.tally.open - run.tally.open_optional
+        raise Refused("not_eligible", f"run {run.id} has {required} open required jobs; its outcome is not decided")
+    until = at + run.optional_wait_seconds * SECOND
+    changes = {"decided_at": run.decided_at or at, "optional_until": until, **_waited(run, at)}
+    return run.state, changes, {"optional_until": until, **({"job_id": command.job_id} if command.job_id else {})}
+
+
+def _end_optional_wait(run: Run, command: EndOptionalWait, at: int) -> Transition:
+    if command.queue_keys:
+        return run.state, _waited(run, at), {"cause": NO_WORKER, "queue_keys": list(command.queue_keys)}
+    if not run.optional_until or at < run.optional_until:
+        raise Refused("not_due", f"the wait of run {run.id} for its optional jobs has not ended; wait for it")
+    return run.state, {"optional_until": 0, **_waited(run, at)}, {"cause": WAIT_OVER}
 
 
 def _all_done(run: Run, _command: AllDone, _at: int) -> Transition:
@@ -341,6 +411,12 @@ MACHINE: Final[Machine[Run]] = Machine(
     Implies(QUEUED, AwaitApproval, FirstActive, "an open approval is progress"),
     Rule(WAITING_APPROVAL, Resume, (Target(RUNNING, "approval_resolved"),), _resume, ORCHESTRATOR,
          "a job can progress again, or all have ended", ("STP-R3", "MOD-8")),
+    *(Rule(state, BeginOptionalWait, (Target(state, OPTIONAL_WAIT_BEGAN),), _begin_optional_wait, ORCHESTRATOR,
+           "every required job has ended, and others are open", ("MOD-15",))
+      for state in (QUEUED, RUNNING, WAITING_APPROVAL)),
+    *(Rule(state, EndOptionalWait, (Target(state, OPTIONAL_WAIT_ENDED),), _end_optional_wait, ORCHESTRATOR,
+           "the wait is over, or no registered worker has the labels of a job", ("MOD-15",))
+      for state in (QUEUED, RUNNING, WAITING_APPROVAL)),
     Rule(RUNNING, AllDone, (Target(VALIDATING, "all_jobs_done"),), _all_done, ORCHESTRATOR,
          "every required job succeeded", ("ORC-R6", "WST-W3", "WST-WG3")),
     Implies(QUEUED, AllDone, FirstActive, "a plan without jobs is complete at once"),
@@ -355,6 +431,7 @@ MACHINE: Final[Machine[Run]] = Machine(
     *(Rule(state, TimeOut, (Target(TIMEOUT, "run_timed_out", CRITICAL),), _time_out,
            ORCHESTRATOR, "the run timeout has passed", ("ORC-R10", "ORC-T3", "MOD-11"))
       for state in TIMED),
+    Implies(QUEUED, TimeOut, FirstActive, "a run whose jobs could not start ends, too"),
     *(Rule(state, Cancel, (Target(state, "cancel_requested"),), _remember_cancel, ORCHESTRATOR,
            "remembered, and applied once the run is queued", ("MOD-3",))
       for state in (CREATED, PLANNING)),
@@ -401,18 +478,25 @@ def may_start_jobs(run: Run) -> bool:
     return run.state in (QUEUED, RUNNING, WAITING_APPROVAL)
 
 
+def is_decided(run: Run) -> bool:
+    """Return whether every required job of a planned run has ended while jobs that are not required are open."""
+    return may_start_jobs(run) and 0 < run.tally.open == run.tally.open_optional
+
+
 def updated_tally(tally: Tally, state_before: str, changed_job: job.Job) -> Tally:
     """Return the tally after a transition of one of the run's jobs from `state_before` to its current state.
 
     `state_before` is ABSENT if the job was just created.
     """
     state_after = changed_job.state
+    opened = (state_before == ABSENT) - (state_after in job.TERMINAL)
     return Tally(
-        tally.open + (state_before == ABSENT) - (state_after in job.TERMINAL),
+        tally.open + opened,
         tally.active + (state_after in job.ACTIVE) - (state_before in job.ACTIVE),
         tally.waiting + (state_after == job.WAITING_APPROVAL) - (state_before == job.WAITING_APPROVAL),
         tally.doomed + job.dooms_run(changed_job),
         tally.first_doomed or (changed_job.id if job.dooms_run(changed_job) else ""),
+        tally.open_optional + opened * (not changed_job.spec.is_required),
     )
 
 
@@ -427,6 +511,8 @@ def next_command(run: Run) -> Command | None:
         return Fail(id=id)
     if not tally.open:
         return AllDone(id=id)
+    if is_decided(run) and not run.decided_at:
+        return BeginOptionalWait(id=id)
     is_waiting = tally.waiting > 0 and tally.active == 0
     if is_waiting and state != WAITING_APPROVAL:
         return AwaitApproval(id=id)

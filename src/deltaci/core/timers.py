@@ -53,9 +53,10 @@ def _job_due(record: Job) -> Due | None:
 def _run_due(record: Run) -> Due | None:
     if record.state == run.PLANNING:
         return record.plan_by, run.TimeOutPlanning
-    if record.state in run.TIMED:
-        return record.times_out_at, run.TimeOut
-    return None
+    timeout_at = record.start_by or (record.times_out_at if record.state in run.TIMED else 0)
+    if run.may_start_jobs(record) and record.optional_until and not 0 < timeout_at <= record.optional_until:
+        return record.optional_until, run.EndOptionalWait
+    return (timeout_at, run.TimeOut) if timeout_at else None
 
 
 def ready_at(record: Record) -> int | None:

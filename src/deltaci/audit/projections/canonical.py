@@ -15,7 +15,10 @@ from deltaci.core.ids import lease_name
 from deltaci.core.instants import rfc3339
 
 TIME_KEYS: Final = frozenset(
-    {"accept_by", "approve_by", "cancel_by", "expires_at", "next_run_at", "plan_by", "reassign_at", "run_at"}
+    {
+        *("accept_by", "approve_by", "cancel_by", "expires_at", "next_run_at", "optional_until", "plan_by"),
+        *("reassign_at", "run_at"),
+    }
 )
 
 # (from, to) of a lease -> the trigger and the severity of its line.

@@ -11,11 +11,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from deltaci.audit.verify.log_lines import EPOCH, AttemptMetadata, EventLine, LeaseChange
+from deltaci.audit.verify.not_needed import check_not_needed
 from deltaci.audit.verify.tracked import TrackedAttempt, TrackedWorker
 from deltaci.core import attempt as core_attempt
+from deltaci.core import job as core_job
 from deltaci.core import lease
 from deltaci.core import worker as core_worker
-from deltaci.core.events import RUNNER, actor_kind
+from deltaci.core.events import ORCHESTRATOR, RUNNER, actor_kind
 from deltaci.core.ids import attempt_id
 
 if TYPE_CHECKING:
@@ -611,6 +613,8 @@ def check_cancel_request(
         return
     if not metadata.reason or metadata.cancel_by is None or metadata.cancel_by < event.at:
         verifier.flag("ORC-C1", f"the cancellation of {attempt.id} has no reason or no deadline in the future", "both")
+    if attempt.job is not None and metadata.reason == core_job.NOT_NEEDED and event.actor == ORCHESTRATOR:
+        check_not_needed(verifier, attempt.job, event)
     attempt.cancel_reason, attempt.cancel_by = metadata.reason or "", metadata.cancel_by or event.at
     attempt.canceled_by = event.actor
 

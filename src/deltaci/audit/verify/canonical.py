@@ -155,13 +155,14 @@ def _step_problems(event: EventLine, actor: str) -> list[Problem]:
 class CanonicalVerifier:
     """Verifies one canonical log, line by line.
 
-    The check functions of the other modules read `live` (the tracked entities) and `groups`, and call `flag` and
-    `touch`.
+    The check functions of the other modules read `live` (the tracked entities), `workers` and `groups`, and call
+    `flag` and `touch`.
     """
 
     def __init__(self) -> None:
         self.report = Report("canonical events")
         self.live: dict[str, Any] = {}
+        self.workers: dict[str, TrackedWorker] = {}
         self.groups: dict[tuple[str, str], TrackedAttempt] = {}  # (tenant, group) -> its latest attempt with a lease.
         self.recent = RecentIds()
         self.line_number = 0
@@ -241,7 +242,9 @@ class CanonicalVerifier:
         if event.entity == RUN:
             return TrackedRun(event.entity_id, event.tenant, event.run_id, TransactionScope())
         if event.entity == WORKER:
-            return TrackedWorker(event.entity_id, event.tenant, event.run_id, TransactionScope())
+            worker = TrackedWorker(event.entity_id, event.tenant, event.run_id, TransactionScope())
+            self.workers[event.entity_id] = worker
+            return worker
         run = self.live.get(event.run_id) if event.run_id else None
         if event.run_id and not isinstance(run, TrackedRun):
             self.flag(
@@ -368,6 +371,7 @@ class CanonicalVerifier:
         elif isinstance(entity, TrackedWorker) and event.to in core_worker.TERMINAL:
             self._close_transaction(entity.scope)
             self._forget(entity)
+            self.workers.pop(entity.id, None)
 
     def _close_transaction(self, scope: TransactionScope) -> None:
         """Check the entities that the scope's transaction changed, and drop the run if it and its jobs have ended."""

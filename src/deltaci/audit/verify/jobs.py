@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from deltaci.audit.verify import approvals
 from deltaci.audit.verify.attempts import Check
 from deltaci.audit.verify.log_lines import EPOCH, EventLine, JobMetadata
+from deltaci.audit.verify.not_needed import check_not_needed, ends_family
 from deltaci.audit.verify.tracked import TrackedJob
 from deltaci.core import attempt as core_attempt
 from deltaci.core import job as core_job
@@ -33,17 +34,14 @@ def is_unsatisfiable(job: TrackedJob) -> bool:
     return job.state in (core_job.FAILED, core_job.CANCELED) and not is_satisfied(job)
 
 
-def ends_family(job: TrackedJob) -> bool:
-    """Return whether this job failed and that cancels the other jobs of its family."""
-    return job.is_family_fail_fast and job.is_required and job.state == core_job.FAILED
-
-
 def update_counters(job: TrackedJob, old_state: str | None) -> None:
     """Update the run's counters and the waiting jobs' `unmet_count` after a change of the job from `old_state`."""
     new_state, run = job.state or "", job.run
     if new_state == old_state:
         return
-    run.open_jobs += (old_state is None) - (new_state in core_job.TERMINAL)
+    opened = (old_state is None) - (new_state in core_job.TERMINAL)
+    run.open_jobs += opened
+    run.open_optional_jobs += opened * (not job.is_required)
     run.active_jobs += (new_state in core_job.ACTIVE) - (old_state in core_job.ACTIVE)
     run.waiting_jobs += (new_state == core_job.WAITING_APPROVAL) - (old_state == core_job.WAITING_APPROVAL)
     run.has_started_job = run.has_started_job or new_state == core_job.RUNNING
@@ -270,7 +268,6 @@ def _check_backoff(verifier: CanonicalVerifier, job: TrackedJob, event: EventLin
 # Cancel reason -> states of a run that cancels its jobs for that reason.
 _RUN_STATES: Final = {
     core_job.RUN_CANCELED: ("CANCEL_REQUESTED",),
-    core_job.NOT_NEEDED: ("FAILED", "REPORTED"),
     core_job.RUN_TIMEOUT: ("TIMEOUT", "REPORTED"),
 }
 
@@ -301,15 +298,13 @@ def check_canceled(verifier: CanonicalVerifier, job: TrackedJob, event: EventLin
         verifier.flag(
             "MOD-6", f"job {job.id} is BLOCKED, but all its needs can still be satisfied", "a failed or cancelled need"
         )
-    if metadata.reason in _RUN_STATES and event.from_ not in (core_job.QUEUED, core_job.RUNNING):
-        run_states = _RUN_STATES[metadata.reason]
-        is_ended_by_family = metadata.reason == core_job.NOT_NEEDED and any(
-            map(ends_family, job.run.families.get(job.family, ()))
-        )
-        if job.run.state not in run_states and not is_ended_by_family:
-            verifier.flag(
-                "MOD-6", f"job {job.id} is {metadata.reason} while its run is {job.run.state}", " or ".join(run_states)
-            )
+    if event.from_ in (core_job.QUEUED, core_job.RUNNING):
+        return  # The reason was checked when the cancellation of its attempt was requested.
+    if metadata.reason == core_job.NOT_NEEDED:
+        check_not_needed(verifier, job, event)
+    elif metadata.reason in _RUN_STATES and job.run.state not in _RUN_STATES[metadata.reason]:
+        run_states = " or ".join(_RUN_STATES[metadata.reason])
+        verifier.flag("MOD-6", f"job {job.id} is {metadata.reason} while its run is {job.run.state}", run_states)
 
 
 CHECKS: Final[dict[str, tuple[Check, ...]]] = {

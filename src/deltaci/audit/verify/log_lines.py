@@ -45,12 +45,17 @@ class RunMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=False)
     is_fail_fast: bool | None = None
     has_validation: bool | None = None
     timeout_seconds: Count | None = None
+    optional_wait_seconds: Count | None = None
+    optional_until: Timestamp | None = None
+    queue_keys: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None
     plan_by: Timestamp | None = None
     jobs: Count | None = None
     plan_hash: str | None = None
     error: str | None = None
     reason: str | None = None
-    cause: Literal["job_started", "approval_opened", "nothing_to_run"] | None = None
+    cause: Literal["job_started", "approval_opened", "nothing_to_run", "timed_out", "wait_over", "no_worker"] | None = (
+        None
+    )
     job_id: str | None = None
     details: str | None = None
     is_remembered: bool | None = None

@@ -9,8 +9,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from deltaci.audit.verify import not_needed
 from deltaci.audit.verify.attempts import Check
-from deltaci.audit.verify.log_lines import EventLine, RunMetadata
+from deltaci.audit.verify.log_lines import EPOCH, EventLine, RunMetadata
 from deltaci.audit.verify.tracked import TrackedRun
 from deltaci.core import attempt as core_attempt
 from deltaci.core import job as core_job
@@ -18,6 +19,9 @@ from deltaci.core import run as core_run
 
 if TYPE_CHECKING:
     from deltaci.audit.verify.canonical import CanonicalVerifier
+
+
+_START: Final = timedelta(seconds=core_run.START_SECONDS)
 
 
 def check_identity(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
@@ -38,8 +42,14 @@ def check_created(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine
             return
         run.is_fail_fast, run.has_validation = metadata.is_fail_fast, metadata.has_validation
         run.timeout = timedelta(seconds=min(metadata.timeout_seconds, 10**9))
+        _set_optional_wait(run, metadata)
     else:
         _check_remembered_cancel(verifier, run, event, metadata)
+
+
+def _set_optional_wait(run: TrackedRun, metadata: RunMetadata) -> None:
+    if metadata.optional_wait_seconds is not None:
+        run.optional_wait = timedelta(seconds=min(metadata.optional_wait_seconds, 10**9))
 
 
 def _check_remembered_cancel(
@@ -69,7 +79,11 @@ def check_planned(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine
 
     Report also each job that waits for a job outside the run.
     """
+    run.queued_at = event.at
+    if event.from_ == event.to:
+        return
     run.plan_hash = metadata.plan_hash or ""
+    _set_optional_wait(run, metadata)
     if metadata.is_fail_fast is not None:
         run.is_fail_fast = metadata.is_fail_fast
     if metadata.timeout_seconds is not None:
@@ -95,15 +109,19 @@ def check_planned(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine
 def check_running(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
     """Report a run that starts or resumes without cause.
 
-    It starts with a started job, an open approval or nothing to run. It resumes when a job can progress.
+    It starts with a started job, an open approval or nothing to run, or to time out. It resumes when a job can
+    progress.
     """
+    if event.from_ == event.to:
+        return
     if event.from_ == core_run.QUEUED:
-        run.started_at = event.at
+        run.started_at = event.at if metadata.cause != "timed_out" else EPOCH
         causes = {
             "job_started": run.has_started_job,
             "approval_opened": run.waiting_jobs > 0 and not run.has_started_job,
         }
         causes["nothing_to_run"] = not run.open_jobs or (run.is_fail_fast and run.lost_required_jobs > 0)
+        causes["timed_out"] = not run.has_started_job and event.at >= run.queued_at + _START
         if not causes.get(metadata.cause or ""):
             verifier.flag(
                 "ORC-R5",
@@ -122,6 +140,8 @@ def check_waiting(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine
 
     Older logs have no `stops_clock`: the wait counted for the run timeout.
     """
+    if event.from_ == event.to:
+        return
     run.waiting_since = event.at if metadata.stops_clock else None
     if not run.waiting_jobs or run.active_jobs:
         verifier.flag(
@@ -207,9 +227,9 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     core_run.CREATED: (check_identity, check_created),
     core_run.PLANNING: (check_identity, check_planning),
     core_run.PLAN_FAILED: (check_identity,),
-    core_run.QUEUED: (check_identity, check_planned),
-    core_run.RUNNING: (check_identity, check_running),
-    core_run.WAITING_APPROVAL: (check_identity, check_waiting),
+    core_run.QUEUED: (check_identity, check_planned, not_needed.check_wait),
+    core_run.RUNNING: (check_identity, check_running, not_needed.check_wait),
+    core_run.WAITING_APPROVAL: (check_identity, check_waiting, not_needed.check_wait),
     core_run.VALIDATING: (check_identity, check_done),
     core_run.SUCCESS: (check_identity, check_done),
     core_run.FAILED: (check_identity, check_failed, record_ending),
@@ -223,6 +243,7 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
 def check_transaction(verifier: CanonicalVerifier, run: TrackedRun) -> None:
     """At the end of a transaction, report a run whose state does not fit the states of its jobs."""
     state, expected = run.state, ""
+    not_needed.check_transaction(verifier, run)
     if run.is_ending:
         run.is_ending = False
         _check_open_jobs_stopped(verifier, run)

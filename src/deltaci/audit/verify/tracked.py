@@ -57,6 +57,7 @@ class TrackedRun(TrackedEntity):
     followers: dict[str, list[TrackedJob]] = field(default_factory=dict)
     families: dict[str, list[TrackedJob]] = field(default_factory=dict)
     open_jobs: int = 0
+    open_optional_jobs: int = 0
     active_jobs: int = 0
     waiting_jobs: int = 0
     lost_required_jobs: int = 0
@@ -66,6 +67,13 @@ class TrackedRun(TrackedEntity):
     is_ending: bool = False
     timeout: timedelta = timedelta()
     plan_by: datetime = EPOCH
+    queued_at: datetime = EPOCH
+    optional_wait: timedelta | None = None  # None in older logs.
+    is_decided: bool = False
+    optional_until: datetime | None = None
+    wait_ended_at: datetime | None = None
+    unserved_at: datetime | None = None
+    unserved_keys: frozenset[str] = frozenset()
     started_at: datetime = EPOCH
     waiting_since: datetime | None = None
     waited: timedelta = timedelta()
@@ -160,6 +168,7 @@ class TrackedWorker(TrackedEntity):
     kind: ClassVar[str] = "worker"
 
     labels: frozenset[str] = frozenset()
+    registered_at: datetime | None = None  # When it got these labels.
     slots: int = 1
     attempt_ids: set[str] = field(default_factory=set)
     ended_attempts: dict[str, bool | None] = field(default_factory=dict)

@@ -33,6 +33,7 @@ def check_registered(
         verifier.flag("WST-KG1", f"worker {worker.id} is IDLE without labels or max_concurrent_tasks", "both")
         return
     worker.labels, worker.slots = frozenset(metadata.labels), metadata.max_concurrent_tasks
+    worker.registered_at = event.at
     if len(worker.attempt_ids) > worker.slots:
         verifier.flag(
             "WST-KI1",
