@@ -78,6 +78,7 @@ class LocalEngine:
             rerun_of=rerun_of,
             is_fail_fast=plan.is_fail_fast,
             timeout_seconds=plan.timeout_seconds,
+            optional_wait_seconds=plan.optional_wait_seconds,
         )
         specs: tuple[JobSpec, ...] = tuple(job.spec for job in plan.jobs)
         await self.server.engine.do(StartRun(id=id, record=record, jobs=specs, plan_hash=plan.hash, actor=LOCAL_USER))

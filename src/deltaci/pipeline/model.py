@@ -470,6 +470,10 @@ class Pipeline(FileStruct, frozen=True, kw_only=True):
     timeout_minutes: Annotated[Annotated[int, Meta(ge=1, le=MAX_MINUTES)], doc("the timeout of a run")] = field(
         name="timeout-minutes", default=360
     )
+    optional_wait_minutes: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_MINUTES)],
+        doc("once every required job has ended: how long jobs that may fail wait for a worker or an approval"),
+    ] = field(name="optional-wait-minutes", default=10)
     projects: Annotated[
         Annotated[dict[Word, Project], Meta(max_length=MAX_JOBS)], doc("folders with their dependencies, by name")
     ] = {}

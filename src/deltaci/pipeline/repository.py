@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from deltaci.core.approvals import Gate
 from deltaci.core.job import APPROVAL
-from deltaci.core.plan import plan_hash
 from deltaci.pipeline import github
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.detect import detect_pipeline, files_to_read
@@ -25,7 +24,7 @@ from deltaci.pipeline.parse.parse_result import ParseResult
 from deltaci.pipeline.parse.problems import Problem, errors
 from deltaci.pipeline.parse.reader import parse_pipeline
 from deltaci.pipeline.planning.compile import UNTRUSTED, CompileResult, check_triggers, compile_pipeline
-from deltaci.pipeline.planning.plan import Plan
+from deltaci.pipeline.planning.plan import Plan, hash_of
 from deltaci.pipeline.planning.triggers import TriggerCheck
 from deltaci.protocol.messages import Source
 
@@ -164,6 +163,4 @@ def _with_approver_role(plan: Plan, required_role: str) -> Plan:
         replace(job, spec=replace(job.spec, gate=gate)) if job.code == UNTRUSTED and job.spec.kind == APPROVAL else job
         for job in plan.jobs
     )
-    specs = [job.spec for job in jobs]
-    hash = plan_hash(specs, is_fail_fast=plan.is_fail_fast, timeout_seconds=plan.timeout_seconds)
-    return replace(plan, jobs=jobs, hash=hash)
+    return replace(plan, jobs=jobs, hash=hash_of(plan, [job.spec for job in jobs]))

@@ -261,12 +261,13 @@ def test_a_group_belongs_to_its_repository() -> None:
     """Its name may depend on the change."""
     text = "concurrency:\n  group: deploy-${{ github.ref_name }}\n"
     text += "  cancel-in-progress: ${{ github.ref_name != 'main' }}\n"
-    text += "fail-fast: true\ntimeout-minutes: 10\n" + a_job("")
+    text += "fail-fast: true\ntimeout-minutes: 10\noptional-wait-minutes: 3\n" + a_job("")
 
     made = plan(text)
 
     assert (made.group, made.cancels_in_progress) == ("ann/shop/deploy-main", False)
-    assert (made.is_fail_fast, made.timeout_seconds) == (True, 600)
+    assert (made.is_fail_fast, made.timeout_seconds, made.optional_wait_seconds) == (True, 600, 180)
+    assert made.hash != plan(text.replace("optional-wait-minutes: 3", "optional-wait-minutes: 4")).hash
     assert plan(text, replace(PUSH, ref="refs/heads/x", branch="x")).cancels_in_progress
     ids = "concurrency: '${{ github.head_ref || github.run_id }}'\n" + a_job("")
     assert plan(ids, run_id="r1").group == "ann/shop/r1"

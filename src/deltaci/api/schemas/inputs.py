@@ -101,6 +101,10 @@ class PlanInput(RequestSchema, frozen=True, kw_only=True):
     jobs: Annotated[Annotated[list[JobInput], Meta(min_length=1, max_length=10_000)], doc("its jobs")]
     fail_fast: Annotated[bool, doc("whether the first failure of a required job cancels the others")] = False
     timeout_seconds: Annotated[Positive, doc("time limit of the run")] = 6 * 3600
+    optional_wait_seconds: Annotated[
+        Duration,
+        doc("once every required job has ended: how long jobs that may fail wait for a worker or an approval"),
+    ] = 600
 
 
 class InputRule(RequestSchema, frozen=True, kw_only=True):

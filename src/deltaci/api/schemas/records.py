@@ -169,6 +169,13 @@ class Run(ResponseSchema, frozen=True, kw_only=True):
     created_at: Timestamp
     started_at: Timestamp | None
     updated_at: Timestamp
+    optional_wait_seconds: int = 600
+    optional_until: Annotated[
+        Timestamp | None, doc("every required job has ended: when the jobs end that wait for a worker or an approval")
+    ] = None
+    start_by: Annotated[Timestamp | None, doc("while it is QUEUED: when it times out if none of its jobs starts")] = (
+        None
+    )
 
 
 class RunWithJobs(Run, frozen=True, kw_only=True):
@@ -235,6 +242,7 @@ class Plan(ResponseSchema, frozen=True, kw_only=True):
     jobs: list[PlannedJob]
     fail_fast: bool
     timeout_seconds: int
+    optional_wait_seconds: int = 600
     file: Annotated[str, doc("the pipeline file that it was compiled from; empty: none")] = ""
     compared_with: Annotated[str, doc("the commit that changed paths are compared with; empty: unknown")] = ""
     unknown_because: Annotated[str, doc("why the changed paths are unknown, so that every job runs")] = ""

@@ -241,6 +241,7 @@ class RunPlanner:
             plan_hash=plan.hash,
             is_fail_fast=plan.is_fail_fast,
             timeout_seconds=plan.timeout_seconds,
+            optional_wait_seconds=plan.optional_wait_seconds,
         )
         await self._say(record, order)
 

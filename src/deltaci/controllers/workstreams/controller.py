@@ -321,6 +321,7 @@ def _born(kept: Workstream, stream: model.Workstream, project: Project, fingerpr
         is_fail_fast=stream.fail_fast,
         has_validation=True,
         timeout_seconds=stream.timeout_minutes * 60,
+        optional_wait_seconds=stream.optional_wait_minutes * 60,
         planning_seconds=PLANNING_SECONDS,
         started_by=kept.created_by,
         origin=Origin(

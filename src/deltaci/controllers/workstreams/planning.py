@@ -49,11 +49,18 @@ class WorkstreamPlanner:
             credential=project.credential,
         )
         jobs = compile_jobs(spec, id=stream.id, source=source, branch=stream.branch)
-        seconds = spec.timeout_minutes * 60
-        hashed = plan_hash(jobs, is_fail_fast=spec.fail_fast, timeout_seconds=seconds)
+        seconds, wait_seconds = spec.timeout_minutes * 60, spec.optional_wait_minutes * 60
+        hashed = plan_hash(
+            jobs, is_fail_fast=spec.fail_fast, timeout_seconds=seconds, optional_wait_seconds=wait_seconds
+        )
         files.ready(self._context.folder, stream, jobs)
         order = decide.Plan(
-            id=record.id, jobs=jobs, plan_hash=hashed, is_fail_fast=spec.fail_fast, timeout_seconds=seconds
+            id=record.id,
+            jobs=jobs,
+            plan_hash=hashed,
+            is_fail_fast=spec.fail_fast,
+            timeout_seconds=seconds,
+            optional_wait_seconds=wait_seconds,
         )
         await self._say(record, order)
 

@@ -24,12 +24,13 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from deltaci.core import job as core_job
 from deltaci.core.approvals import Gate
 from deltaci.core.errors import Refused
 from deltaci.core.job import JobSpec
-from deltaci.core.plan import dependents, plan_hash
+from deltaci.core.plan import dependents
 from deltaci.core.worker import queue_key
 from deltaci.pipeline import model
 from deltaci.pipeline.change import Change
@@ -42,7 +43,7 @@ from deltaci.pipeline.planning.expansion import MatrixExpander, MatrixJob
 from deltaci.pipeline.planning.interpolate import Interpolator
 from deltaci.pipeline.planning.job_filter import NOT_REQUESTED, JobFilter, SelectedJob
 from deltaci.pipeline.planning.job_specs import JobInstance, SpecInputs
-from deltaci.pipeline.planning.plan import ExcludedJob, Plan, PlannedJob
+from deltaci.pipeline.planning.plan import ExcludedJob, Plan, PlannedJob, hash_of
 from deltaci.pipeline.planning.triggers import check_triggers
 from deltaci.protocol import messages as wire
 
@@ -205,7 +206,6 @@ class _Compiler:
         changed: Collection[str] | None,
     ) -> CompileResult:
         specs = [job.spec for job in planned_jobs]
-        timeout_seconds = self._pipeline.timeout_minutes * 60
         concurrency_group, cancels_in_progress = self._evaluate_group(
             self._pipeline.concurrency, ("concurrency",), context_values
         )
@@ -220,15 +220,15 @@ class _Compiler:
             name=self._pipeline.name or self._parsed.file,
             jobs=tuple(planned_jobs),
             excluded=tuple(excluded),
-            hash=plan_hash(specs, is_fail_fast=self._pipeline.fail_fast, timeout_seconds=timeout_seconds),
             is_fail_fast=self._pipeline.fail_fast,
-            timeout_seconds=timeout_seconds,
+            timeout_seconds=self._pipeline.timeout_minutes * 60,
+            optional_wait_seconds=self._pipeline.optional_wait_minutes * 60,
             group=concurrency_group,
             cancels_in_progress=cancels_in_progress,
             compared_with=(self._change.base or self._change.before) if changed is not None else "",
         )
         problems = tuple(sorted({*self._parsed.problems, *self._interpolator.problems.in_order()}))
-        return CompileResult(plan=plan, problems=problems)
+        return CompileResult(plan=replace(plan, hash=hash_of(plan, specs)), problems=problems)
 
     # -- jobs
 

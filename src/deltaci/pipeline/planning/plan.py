@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec import structs
@@ -10,6 +10,7 @@ from msgspec import structs
 from deltaci.core import graph
 from deltaci.core.job import JobSpec
 from deltaci.core.plan import plan_hash, restrict
+from deltaci.core.run import OPTIONAL_WAIT_SECONDS
 
 
 class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,9 +46,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     hash: str = ""
     is_fail_fast: bool = False
     timeout_seconds: int = 6 * 3600
+    optional_wait_seconds: int = OPTIONAL_WAIT_SECONDS
     group: str = ""  # runs of the same group run one at a time
     cancels_in_progress: bool = False
     compared_with: str = ""  # the commit that the changed paths are relative to; empty: the changed paths are unknown
+
+
+def hash_of(plan: Plan, specs: Sequence[JobSpec]) -> str:
+    """Return the hash of a plan with the settings of `plan` and these jobs."""
+    return plan_hash(
+        specs,
+        is_fail_fast=plan.is_fail_fast,
+        timeout_seconds=plan.timeout_seconds,
+        optional_wait_seconds=plan.optional_wait_seconds,
+    )
 
 
 def exclude_jobs(plan: Plan, reasons: Mapping[str, tuple[str, str]], *, are_done: bool) -> Plan:
@@ -71,8 +83,8 @@ def exclude_jobs(plan: Plan, reasons: Mapping[str, tuple[str, str]], *, are_done
         for job in plan.jobs
         if job.spec.name in exclusion_reasons
     ]
-    hash = plan_hash(specs, is_fail_fast=plan.is_fail_fast, timeout_seconds=plan.timeout_seconds)
-    return structs.replace(plan, jobs=planned_jobs, excluded=(*plan.excluded, *newly_excluded), hash=hash)
+    excluded = (*plan.excluded, *newly_excluded)
+    return structs.replace(plan, jobs=planned_jobs, excluded=excluded, hash=hash_of(plan, specs))
 
 
 def _exclude_dependents(plan: Plan, exclusion_reasons: dict[str, tuple[str, str]]) -> None:

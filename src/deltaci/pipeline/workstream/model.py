@@ -134,6 +134,10 @@ class Workstream(FileStruct, frozen=True, kw_only=True):
     timeout_minutes: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_MINUTES)], doc("how long the whole workstream may take")
     ] = field(name="timeout-minutes", default=24 * 60)
+    optional_wait_minutes: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_MINUTES)],
+        doc("once every critical task has ended: how long the others wait for a worker"),
+    ] = field(name="optional-wait-minutes", default=10)
     tasks: Annotated[Annotated[tuple[Task, ...], Meta(min_length=1, max_length=MAX_TASKS)], doc("the tasks")]
     validation: Annotated[
         Rules, doc("rules that must hold for exactly the tree that would be merged, before it is merged")

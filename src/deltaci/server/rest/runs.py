@@ -41,7 +41,12 @@ async def start_run(call: Call) -> JsonResponse:
         return await _create_unplanned(call, request, await changes.new_manual_run(call, params, request.new_run()))
     plan, origin = await _plan_and_origin(call, params)
     specs = job_specs.specs(plan, job_specs.as_env(origin.inputs))
-    record = request.new_run(is_fail_fast=plan.fail_fast, timeout_seconds=plan.timeout_seconds, origin=origin)
+    record = request.new_run(
+        is_fail_fast=plan.fail_fast,
+        timeout_seconds=plan.timeout_seconds,
+        optional_wait_seconds=plan.optional_wait_seconds,
+        origin=origin,
+    )
     return await _start(call, request, record, specs)
 
 
@@ -88,6 +93,7 @@ async def rerun_run(call: Call) -> JsonResponse:
     record = request.new_run(
         is_fail_fast=original.is_fail_fast,
         timeout_seconds=original.timeout_seconds,
+        optional_wait_seconds=original.optional_wait_seconds,
         origin=original.origin,
         rerun_of=original.id,
     )
@@ -96,7 +102,12 @@ async def rerun_run(call: Call) -> JsonResponse:
 
 async def _start(call: Call, request: IdempotentRequest, record: Run, specs: tuple[JobSpec, ...]) -> JsonResponse:
     await call.app.tenants.check_queue(record.tenant)
-    hash_of_plan = plan_hash(specs, is_fail_fast=record.is_fail_fast, timeout_seconds=record.timeout_seconds)
+    hash_of_plan = plan_hash(
+        specs,
+        is_fail_fast=record.is_fail_fast,
+        timeout_seconds=record.timeout_seconds,
+        optional_wait_seconds=record.optional_wait_seconds,
+    )
     command = StartRun(
         id=record.id, actor=call.actor, record=record, jobs=specs, plan_hash=hash_of_plan, has_random_id=not request.key
     )
@@ -180,6 +191,7 @@ async def read_plan(call: Call) -> api.Plan:
         jobs=[serializers.planned_job(job.spec) for job in await get_jobs(call, record)],
         fail_fast=record.is_fail_fast,
         timeout_seconds=record.timeout_seconds,
+        optional_wait_seconds=record.optional_wait_seconds,
         file=reasons.file,
         compared_with=reasons.compared_with,
         unknown_because=reasons.unknown_because,

@@ -63,6 +63,7 @@ def _about(plan: api.Plan, left: int) -> Markup:
     known += [
         ("When a job fails", "all other jobs are canceled" if plan.fail_fast else "jobs that do not need it continue"),
         ("Time limit", seconds_text(plan.timeout_seconds) if plan.timeout_seconds else "none"),
+        ("Wait for optional jobs", seconds_text(plan.optional_wait_seconds) if plan.optional_wait_seconds else "none"),
         ("Hash", code(plan.plan_hash or "none yet", class_="told")),
     ]
     return card("Plan", facts(known), id="plan")
