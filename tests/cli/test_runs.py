@@ -42,6 +42,21 @@ def test_a_failed_run_is_told_by_the_exit_code(terminal: Terminal, player: Playe
     assert "FAILED" in terminal.text("show", run)
 
 
+@pytest.mark.proves("MOD-15")
+def test_a_run_that_waits_only_for_optional_jobs_says_until_when(terminal: Terminal, player: Player) -> None:
+    """Its outcome is decided, so that a person wonders why it does not end."""
+    ask = {**gate("ask"), "needs": [], "allow_failure": True}
+    run = terminal.submit(plan=plan(task("build"), ask))
+    player.finish(player.take())
+
+    shown = terminal.text("show", run)
+    explained = terminal.text("explain", run)
+
+    assert "every required job has ended; jobs that no worker runs wait until 20" in " ".join(shown.split())
+    assert "will succeed when its optional jobs have ended" in " ".join(explained.split())
+    terminal.text("cancel", run)
+
+
 def test_waiting_and_following_as_json(terminal: Terminal, player: Player) -> None:
     """One document for what is waited for, a line for each event of what is followed."""
     whole = terminal.program("submit", terminal.file("plan.json", plan(task("a"))), "--wait", "--json")

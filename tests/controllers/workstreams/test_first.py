@@ -154,7 +154,9 @@ tasks:
 async def test_one_that_is_not_merged_leaves_its_branch(tmp_path: Path) -> None:
     """The base is as it was, and people find the branch in the repository."""
     async with bench(tmp_path) as here:
-        told = await here.over(await here.create(f"{FIRST}merge: false\n"))
+        id = await here.create(f"{FIRST}merge: false\noptional-wait-minutes: 3\n")
+        told = await here.over(id)
+        assert (await here.person.ask("GET", f"/runs/{id}"))["optional_wait_seconds"] == 180
 
         assert told["state"] == "completed"
         refs = git(here.upstream.bare, "for-each-ref", "--format=%(refname)").split()

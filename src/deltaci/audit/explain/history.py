@@ -383,6 +383,22 @@ def _run_approval_resolved(context: ExplainContext, event: Event) -> CodedText:
     return "resumed", "The run resumed, because it no longer waited only for approvals."
 
 
+def _run_optional_wait_began(context: ExplainContext, event: Event) -> CodedText | None:
+    if "job_id" in event.metadata:  # A job began to wait later; its own events say so.
+        return None
+    until = moment(int(event.metadata["optional_until"]))
+    text = f"Every required job had ended. Jobs that may fail had until {until} to be claimed or decided."
+    return "optional_wait_began", text
+
+
+def _run_optional_wait_ended(context: ExplainContext, event: Event) -> CodedText | None:
+    if event.metadata.get("cause") == core_run.WAIT_OVER:
+        return "optional_wait_ended", "The wait for jobs that may fail was over."
+    keys = [key or "any" for key in event.metadata["queue_keys"]]
+    text = f"The run did not wait for jobs for which no worker was registered: labels {listed(keys, 8)}."
+    return "optional_wait_ended", text
+
+
 def _run_cancel_requested(context: ExplainContext, event: Event) -> CodedText | None:
     if event.from_ == event.to:
         reason_text = outcomes.reason_given(str(event.metadata.get("reason", "")))
@@ -414,6 +430,8 @@ _RUN_EVENTS: Final[dict[tuple[str, str], Describe]] = {
     (RUN, "first_attempt_active"): _run_started,
     (RUN, "approval_gate_reached"): _run_approval_awaited,
     (RUN, "approval_resolved"): _run_approval_resolved,
+    (RUN, core_run.OPTIONAL_WAIT_BEGAN): _run_optional_wait_began,
+    (RUN, core_run.OPTIONAL_WAIT_ENDED): _run_optional_wait_ended,
     (RUN, "cancel_requested"): _run_cancel_requested,
     (RUN, "statuses_published"): _run_reported,
     **{(RUN, trigger): _run_ended for trigger in (

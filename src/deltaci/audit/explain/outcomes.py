@@ -17,6 +17,7 @@ from deltaci.core.events import ORCHESTRATOR, Event
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
 from deltaci.core.run import Run
+from deltaci.core.worker import required_labels
 
 MAX_LINKS: Final = 5  # How many jobs of a chain are named.
 
@@ -90,7 +91,7 @@ def _by_requester(context: ExplainContext, id: str) -> str:
 def stop_cause(context: ExplainContext, attempt: Attempt) -> str:
     """Return by whom and why the attempt was cancelled or is being stopped, as the end of a sentence."""
     job = context.jobs.get(attempt.job_id)
-    if job is not None and (cause := _family_failure(context, job, attempt.cancel_reason)):
+    if job is not None and (cause := _not_needed(context, job, attempt.cancel_reason)):
         return cause
     by_actor = "" if is_caused_by_run(context, attempt.cancel_reason) else _by_requester(context, attempt.id)
     return f"{by_actor}{cancel_cause(context, attempt.cancel_reason)}"
@@ -223,8 +224,31 @@ def _family_failure(context: ExplainContext, job: Job, reason: str) -> str:
     return f", because {failed_name} failed and the jobs of {one_line(job.spec.family)} stop at the first failure"
 
 
+def _not_needed(context: ExplainContext, job: Job, reason: str) -> str:
+    """Return why the job was not needed although its run had not failed, as the end of a sentence, or ""."""
+    return _family_failure(context, job, reason) or _wait_ended(context, job, reason)
+
+
+def _wait_ended(context: ExplainContext, job: Job, reason: str) -> str:
+    run = context.run
+    if run is None or reason != core_job.NOT_NEEDED or not job.completed_at:
+        return ""
+    for event in context.events_by_id.get(run.id, ()):
+        if event.trigger != core_run.OPTIONAL_WAIT_ENDED or event.at != job.completed_at:
+            continue
+        required = required_labels(job.spec.queue_key)
+        if event.metadata["cause"] == core_run.NO_WORKER and job.spec.queue_key in event.metadata["queue_keys"]:
+            labels_text = f" with {listed(sorted(required), 8)}" if required else ""
+            return f", because every required job had ended and no worker{labels_text} was registered"
+        if event.metadata["cause"] == core_run.WAIT_OVER:
+            wait = duration(run.optional_wait_seconds * SECOND)
+            missing = "nobody decided it" if job.spec.kind == core_job.APPROVAL else "no worker took it"
+            return f", because every required job had ended and {missing} within {wait}"
+    return ""
+
+
 def _job_canceled(context: ExplainContext, job: Job, event: Event | None) -> Clause:
-    if cause := _family_failure(context, job, job.reason):
+    if cause := _not_needed(context, job, job.reason):
         return Clause("not_needed", f"was no longer needed{cause}", job.id, event)
     if job.reason == core_job.NOT_NEEDED and is_caused_by_run(context, job.reason):
         return Clause("not_needed", f"was no longer needed{cancel_cause(context, job.reason)}", job.id, event)
@@ -305,6 +329,9 @@ def run_outcome(context: ExplainContext, run: Run) -> Clause:
     if state == core_run.CANCELED:
         return Clause("canceled", f"was{run_canceled(context)}", run.id, event)
     if state == core_run.TIMEOUT:
+        if not run.started_at:
+            text = f"was stopped, because none of its jobs started within {duration(core_run.START_SECONDS * SECOND)}"
+            return Clause("timed_out", text, run.id, event, "Start a worker that matches its first jobs.")
         time_limit = duration(run.timeout_seconds * SECOND)
         text = f"was stopped, because it exceeded its time limit of {time_limit}"
         return Clause("timed_out", text, run.id, event, "Raise timeout_seconds, or make its jobs faster.")

@@ -372,7 +372,32 @@ def run_waits(context: ExplainContext, run: Run) -> list[SubjectClause]:
     if run.state == core_run.VALIDATING:
         text = "waits for its final validation: all of its jobs have ended"
         return [(subject, Clause("waiting_for_validation", text, run.id, context.last_event(run.id)))]
-    return list(_waits_of_jobs(context))
+    clauses = list(_waits_of_jobs(context))
+    return [(subject, _decided_clause(context, run)), *clauses] if core_run.is_decided(run) else clauses
+
+
+def _decided_clause(context: ExplainContext, run: Run) -> Clause:
+    """Return the clause about a run that waits only for optional jobs. It names them and the end of the wait.
+
+    A job that no worker has leased waits until `optional_until`; a leased one is awaited.
+    """
+    outcome = "fail" if run.tally.doomed else "be validated" if run.has_validation else "succeed"
+    text = f"will {outcome} when its optional jobs have ended: every required job has"
+    open_jobs = [job for job in context.jobs.values() if job.state not in core_job.TERMINAL]
+    waiting = [job.spec.name for job in open_jobs if job.state != core_job.PENDING and not _is_leased(context, job)]
+    leased = [job.spec.name for job in open_jobs if _is_leased(context, job)]
+    if waiting and run.optional_until:
+        verb = "waits" if len(waiting) == 1 else "wait"
+        text += f"; {listed(waiting)} {verb} until {when(run.optional_until, context.now)}"
+    if leased:
+        text += f"; {listed(leased)} {'is' if len(leased) == 1 else 'are'} running"
+    advice = "What waits until then ends as NOT_NEEDED." if waiting and run.optional_until else ""
+    return Clause("optional_jobs", text, run.id, context.last_event(run.id, core_run.OPTIONAL_WAIT_BEGAN), advice)
+
+
+def _is_leased(context: ExplainContext, job: Job) -> bool:
+    attempt = context.attempt_of(job) if job.attempts else None
+    return attempt is not None and attempt.lease is not None
 
 
 def _planning_clauses(context: ExplainContext, run: Run) -> Iterator[Clause]:

@@ -174,7 +174,7 @@ def _run_shown(run: api.RunWithJobs) -> RenderableType:
         (
             ("run", run.id),
             ("status", status(run.status) + Text(f"  ({safe(run.state)})", style="dim")),
-            ("reason", run.reason),
+            ("reason", run.reason or _optional_wait(run)),
             ("title", run.title),
             ("project", run.project),
             ("branch", run.branch),
@@ -209,6 +209,14 @@ def _run_shown(run: api.RunWithJobs) -> RenderableType:
     if run.job_count > len(run.jobs):
         parts.append(Text(f"and {run.job_count - len(run.jobs)} more jobs: --json lists all", style="dim"))
     return Group(*parts)
+
+
+def _optional_wait(run: api.RunWithJobs) -> str:
+    """Return why a run whose required jobs have ended still waits, and until when; empty for other runs."""
+    if run.optional_until is None or is_over(run):
+        return ""
+    until = f"{run.optional_until.astimezone():%Y-%m-%d %H:%M:%S}"
+    return f"every required job has ended; jobs that no worker runs wait until {until}"
 
 
 def _note(job: api.Job, jobs: dict[str, api.Job]) -> str:
