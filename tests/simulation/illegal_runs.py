@@ -195,6 +195,47 @@ def a_fail_fast_run_that_waits(log: LogBuilder) -> None:
     log.commit()
 
 
+@breaks("decided")
+def a_decided_run_that_does_not_begin_to_wait(log: LogBuilder) -> None:
+    log.plan({"name": "a", "is_required": False})
+
+
+@breaks("decided")
+def a_wait_for_optional_jobs_with_a_required_one_open(log: LogBuilder) -> None:
+    log.plan({"name": "a"}, {"name": "b", "is_required": False})
+    log.run("QUEUED", "optional_wait_began")
+
+
+@breaks("decided")
+def a_wait_for_optional_jobs_that_ends_early(log: LogBuilder) -> None:
+    log.plan_optional()
+    log.wait(599)
+    log.run("QUEUED", "optional_wait_ended", cause="wait_over")
+
+
+@breaks("decided")
+def an_optional_job_that_outlasts_the_wait_for_it(log: LogBuilder) -> None:
+    log.plan_optional()
+    log.wait(600)
+    log.run("QUEUED", "optional_wait_ended", cause="wait_over")
+    log.commit()
+
+
+@breaks("late")
+def a_decided_run_that_waits_for_ever(log: LogBuilder) -> None:
+    log.plan_optional()
+    log.wait(600 + 3600)
+    log.commit()
+
+
+@breaks("blocked")
+def an_optional_job_that_a_registered_worker_could_run(log: LogBuilder) -> None:
+    log.worker()
+    log.plan_optional()
+    log.run("QUEUED", "optional_wait_ended", cause="no_worker")
+    log.cancel_queued("NOT_NEEDED")
+
+
 @breaks("waiting")
 def a_waiting_run_without_approvals(log: LogBuilder) -> None:
     log.start_run()

@@ -86,7 +86,8 @@ class LogBuilder:
 
     def create(self, *, is_fail_fast: bool = False, has_validation: bool = False) -> None:
         """Create a run and begin its planning, in two commits."""
-        metadata = {"is_fail_fast": is_fail_fast, "has_validation": has_validation, "timeout_seconds": 3600}
+        metadata = {"is_fail_fast": is_fail_fast, "has_validation": has_validation, "timeout_seconds": 7200}
+        metadata["optional_wait_seconds"] = 600
         self.add_event("run", "r", "CREATED", "created", "user:u", **metadata)
         self.commit()
         self.add_event("run", "r", "PLANNING", "run_created", plan_by=self.now + 60 * SECOND)
@@ -117,6 +118,22 @@ class LogBuilder:
             self.add_event("run", "r", "RUNNING", "first_attempt_active")
             self.add_event("run", "r", "WAITING_APPROVAL", "approval_gate_reached")
         self.commit()
+
+    def plan_optional(self) -> None:
+        """Create a run with one job, which is not required, so that the run begins to wait for it."""
+        self.create()
+        self.job(is_required=False)
+        self.add_event("run", "r", "QUEUED", "plan_returned", jobs=1)
+        self.queue()
+        self.run("QUEUED", "optional_wait_began", optional_until=self.now + 600 * SECOND)
+        self.commit()
+
+    def cancel_queued(self, reason: str) -> None:
+        """Cancel the queued job; part of a commit."""
+        metadata: dict[str, Any] = {"reason": reason, "cancel_by": self.now, "claims": 1}
+        self.add_event("attempt", "r/a.1", "CANCEL_REQUESTED", "cancel_requested", **metadata)
+        self.add_event("attempt", "r/a.1", "CANCELED", "failed", reason=reason)
+        self.add_event("job", "r/a", "CANCELED", "user_cancelled", reason=reason)
 
     def open_approval(self, name: str, seconds: int = 0) -> None:
         """Open an approval; part of a commit."""

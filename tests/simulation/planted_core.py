@@ -220,6 +220,40 @@ def run_ends_with_a_job_open() -> Iterator[None]:
 
 
 @fault
+def optional_wait_never_ends() -> Iterator[None]:
+    """A decided run waits for ever for a job that no worker takes."""
+    with without_timers(run.EndOptionalWait):
+        yield
+
+
+@fault
+def optional_wait_is_cut_short() -> Iterator[None]:
+    """A decided run does not wait for its optional jobs."""
+    real = run._begin_optional_wait
+
+    def begin(record: run.Run, command: run.BeginOptionalWait, at: int) -> Any:
+        return real(set_field(record, optional_wait_seconds=0), command, at)
+
+    states = ("QUEUED", "RUNNING", "WAITING_APPROVAL")
+    with replaced_handler(run.MACHINE, states, run.BeginOptionalWait, begin):
+        yield
+
+
+@fault
+def optional_wait_begins_while_a_required_job_is_open() -> Iterator[None]:
+    """A run counts its required jobs as optional."""
+    with patched((run, "is_decided", lambda record: run.may_start_jobs(record) and record.tally.open > 0)):
+        yield
+
+
+@fault
+def workers_are_not_asked_for_the_labels_of_optional_jobs() -> Iterator[None]:
+    """A decided run does not wait for a job whose labels a registered worker has."""
+    with patched((UnitOfWork, "registered_workers", lambda unit, tenant: [])):
+        yield
+
+
+@fault
 def waiting_run_stays_running() -> Iterator[None]:
     """A run that only waits for approvals stays RUNNING."""
     real = run.next_command

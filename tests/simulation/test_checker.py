@@ -24,6 +24,7 @@ INDEPENDENT_MODULES = {
     "history_checker",
     "job_order",
     "leases",
+    "optional_jobs",
     "tracked",
     "transitions",
     "worker_failures",

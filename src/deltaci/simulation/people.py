@@ -87,6 +87,7 @@ class People:
             is_fail_fast=client.happens("fail fast", random),
             has_validation=client.happens("run is validated", random),
             timeout_seconds=300 if client.happens("short", random) else random.choice((1800, 7200)),
+            optional_wait_seconds=Random(f"{self._scenario.seed} {id} wait").choice((0, 60, 600)),
             rerun_of=rerun_of,
         )
         start_random = Random(f"{self._scenario.seed} {id} start")

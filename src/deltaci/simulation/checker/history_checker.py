@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from deltaci.simulation.checker.job_order import JobOrderChecker, ends_family
-from deltaci.simulation.checker.leases import CheckerConfig
+from deltaci.simulation.checker.job_order import ends_family
+from deltaci.simulation.checker.leases import START_US, CheckerConfig
+from deltaci.simulation.checker.optional_jobs import OptionalJobsChecker
 from deltaci.simulation.checker.tracked import TrackedAttempt, TrackedEntity, TrackedJob, TrackedRun, TrackedWorker
 from deltaci.simulation.checker.transitions import (
     ACTIVE_JOB_STATES,
@@ -82,6 +83,7 @@ INVARIANTS: Final = {
     "verdict": "a failed validation rule fails its job at once; a passed one does not",
     "outcome": "a job ends as its attempts did, a run as its jobs did, and at once",
     "fail-fast": "a fail-fast run fails at once, any other when no job is open",
+    "decided": "after the last required job, optional jobs wait as long as they must, and not longer",
     "waiting": "a run waits for approval exactly while no other job can progress",
     "cancel": "a cancel cannot be undone and reaches every job",
     "plan": "a plan is accepted only before its deadline",
@@ -109,7 +111,7 @@ VALIDATION_TRIGGERS: Final = frozenset({"validation_passed", "validation_failed"
 RUN_CANCEL_REASONS: Final = frozenset({"RUN_CANCELED", "RUN_TIMEOUT", "NOT_NEEDED"})
 
 
-class HistoryChecker(JobOrderChecker):
+class HistoryChecker(OptionalJobsChecker):
     """Checks every event once, in the order of the log."""
 
     def __init__(self, config: CheckerConfig | None = None) -> None:
@@ -144,6 +146,8 @@ class HistoryChecker(JobOrderChecker):
             self._check_request(event)
         if isinstance(entity, TrackedAttempt):
             self.check_attempt_event(entity, event)
+            if event.run_id and event.from_ != event.to:
+                self.track_waiting_attempt(entity, self.runs[event.run_id], event)
         elif isinstance(entity, TrackedJob):
             self._check_job_event(entity, event)
         elif isinstance(entity, TrackedRun):
@@ -213,7 +217,7 @@ class HistoryChecker(JobOrderChecker):
                 self._touched_ids.update(dict.fromkeys(entity.dependents))
         elif isinstance(entity, TrackedAttempt):
             if entity.job_id:
-                self._touched_ids[entity.job_id] = None
+                self._touched_ids[entity.job_id] = self._touched_ids[entity.run_id] = None
             if entity.lease is not None:
                 self._touched_ids[entity.lease.worker_id] = None
 
@@ -244,12 +248,15 @@ class HistoryChecker(JobOrderChecker):
             self._check_approval(subject, job, event)
         if event.from_ != event.to:
             self._update_job_counts(run, job, event)
+            self.track_waiting_job(job, run, event)
             self._check_job_step(subject, job, run, event)
 
     @staticmethod
     def _update_job_counts(run: TrackedRun, job: TrackedJob, event: LogEvent) -> None:
         """Update the numbers of jobs by state that are tracked for the run."""
-        run.open_jobs += (event.from_ is None) - (event.to in JOB_TERMINAL_STATES)
+        opened = (event.from_ is None) - (event.to in JOB_TERMINAL_STATES)
+        run.open_jobs += opened
+        run.open_required_jobs += opened * job.is_required
         run.active_jobs += (event.to in ACTIVE_JOB_STATES) - (event.from_ in ACTIVE_JOB_STATES)
         run.waiting_jobs += (event.to == "WAITING_APPROVAL") - (event.from_ == "WAITING_APPROVAL")
         run.failed_required_jobs += job.is_required and event.to in ("FAILED", "CANCELED")
@@ -367,7 +374,7 @@ class HistoryChecker(JobOrderChecker):
                 need is not None and need.state in JOB_TERMINAL_STATES and not self.is_need_met(need.id)
                 for need in needs
             )
-        elif reason == "NOT_NEEDED" and self.has_failed_family(job, run):
+        elif reason == "NOT_NEEDED" and (self.has_failed_family(job, run) or self.is_wait_over(job, run)):
             is_valid = True
         elif reason in RUN_CANCEL_REASONS:
             is_valid = run.state not in ACTIVE_RUN_STATES and run.state != "VALIDATING"
@@ -384,6 +391,7 @@ class HistoryChecker(JobOrderChecker):
         metadata = event.metadata
         if event.from_ is None:
             run.timeout_us = int(metadata["timeout_seconds"]) * SECOND
+            run.optional_wait_us = int(metadata.get("optional_wait_seconds", 0)) * SECOND
             run.is_fail_fast, run.has_validation = bool(metadata["is_fail_fast"]), bool(metadata["has_validation"])
         elif event.trigger == "cancel_requested":
             run.is_cancel_requested = True
@@ -391,14 +399,19 @@ class HistoryChecker(JobOrderChecker):
             run.plan_by = int(metadata["plan_by"])
         elif event.from_ == "PLANNING" and event.from_ != event.to:
             self._check_plan(subject, run, event)
+            run.queued_at = event.at
+        elif event.trigger in ("optional_wait_began", "optional_wait_ended"):
+            self.check_wait_event(subject, run, event)
         elif event.to == "RUNNING" and event.from_ == "QUEUED":
-            run.started_at = event.at
+            run.started_at = event.at if metadata.get("cause") != "timed_out" else 0
         elif event.to == "WAITING_APPROVAL":
             run.waiting_since = event.at
         elif event.to == "RUNNING":
             run.waited_us += event.at - run.waiting_since
         elif event.to == "TIMEOUT":
-            due = run.started_at + run.timeout_us + run.waited_us
+            due = run.queued_at + START_US
+            if run.started_at:
+                due = run.started_at + run.timeout_us + run.waited_us
             if event.at < due:
                 raise Violation("timeout", f"{subject} is timed out {(due - event.at) / SECOND:.1f} s too early")
             self.check_not_late(subject, event, due)
@@ -525,6 +538,7 @@ class HistoryChecker(JobOrderChecker):
                 )
             if run.state == "QUEUED" and run.has_started:
                 raise Violation("outcome", f"{subject} is QUEUED, but its first job has started")
+            self.check_wait_commit(subject, run)
         elif run.state == "CANCEL_REQUESTED" and not run.open_jobs:
             raise Violation("cancel", f"{subject} has no open jobs, but is not CANCELED")
         elif run.state == "PLAN_FAILED":

@@ -28,6 +28,7 @@ from deltaci.simulation.checker.transitions import (
 from deltaci.simulation.checker.worker_failures import count_lease_end, record_lost_job
 
 ACCEPT_SECONDS: Final = 30
+START_US: Final = 24 * 3600 * SECOND  # A run of which no job starts for so long times out.
 NEVER: Final = 2**63  # Later than any time in microseconds.
 Group = tuple[str, str]  # Tenant and group name.
 STALE_REASONS: Final = IMMEDIATE_REQUEUE_REASONS | {"STALLED"}
@@ -88,7 +89,9 @@ class LeaseChecker:
     def track_deadline(self, entity: TrackedEntity) -> None:
         """Remember the entity's deadline, so that `check_overdue` notices if nothing happens by then."""
         due_at = deadline_of(entity)
-        if due_at and entity.id not in self._ids_with_deadline:
+        # The deadline of a run may move forward, when only optional jobs are open.
+        is_earlier = isinstance(entity, TrackedRun) and bool(entity.decided_at)
+        if due_at and (is_earlier or entity.id not in self._ids_with_deadline):
             self._ids_with_deadline.add(entity.id)
             heapq.heappush(self._deadlines, (due_at, entity.id))
 
@@ -542,12 +545,19 @@ def deadline_of(entity: TrackedEntity) -> int:
     if isinstance(entity, TrackedJob):
         return {"RETRYING": entity.next_run_at, "WAITING_APPROVAL": entity.approve_by}.get(entity.state or "", 0)
     if isinstance(entity, TrackedRun):
-        if entity.state == "PLANNING":
-            return entity.plan_by
-        return (
-            entity.started_at + entity.timeout_us + entity.waited_us if entity.state in ("RUNNING", "VALIDATING") else 0
-        )
+        return _run_deadline(entity)
     return 0
+
+
+def _run_deadline(run: TrackedRun) -> int:
+    """Return the end of the planning, of the time to start, of the run timeout or of the wait for optional jobs."""
+    due_at = {"PLANNING": run.plan_by, "QUEUED": run.queued_at + START_US}.get(run.state or "", 0)
+    if run.state in ("RUNNING", "VALIDATING"):
+        due_at = run.started_at + run.timeout_us + run.waited_us
+    if run.state in ACTIVE_RUN_STATES and run.decided_at and run.waiting_optional:
+        wait_ends_at = run.wait_since_decided + run.optional_wait_us
+        due_at = min(due_at, wait_ends_at) if due_at else wait_ends_at
+    return due_at
 
 
 def _lease_deadline(lease: Lease) -> int:

@@ -37,6 +37,7 @@ class TrackedRun(TrackedEntity):
 
     __slots__ = (
         "active_jobs",
+        "decided_at",
         "failed_required_jobs",
         "has_started",
         "has_validation",
@@ -44,12 +45,18 @@ class TrackedRun(TrackedEntity):
         "is_fail_fast",
         "jobs",
         "open_jobs",
+        "open_required_jobs",
+        "optional_wait_us",
         "plan_by",
+        "queued_at",
         "started_at",
         "timeout_us",
         "validating_since_commit",
+        "wait_ended_commit",
+        "wait_since",
         "waited_us",
         "waiting_jobs",
+        "waiting_optional",
         "waiting_since",
     )
 
@@ -60,6 +67,16 @@ class TrackedRun(TrackedEntity):
         self.timeout_us = self.plan_by = self.started_at = self.waiting_since = self.waited_us = 0
         self.validating_since_commit = -1  # The number of the commit in which it entered VALIDATING.
         self.is_fail_fast = self.has_validation = self.is_cancel_requested = self.has_started = False
+        self.queued_at = self.open_required_jobs = 0
+        # Jobs that are not required and that no worker has leased, with the time since when, and the latest such time.
+        self.waiting_optional: dict[str, int] = {}
+        self.optional_wait_us = self.wait_since = self.decided_at = 0
+        self.wait_ended_commit = -1
+
+    @property
+    def wait_since_decided(self) -> int:
+        """When the wait for optional jobs began: after the last required job, or later with another waiting job."""
+        return max(self.decided_at, self.wait_since)
 
 
 class TrackedJob(TrackedEntity):

@@ -19,6 +19,8 @@ run PLAN_FAILED                                  FAILED           run_finalized 
 run QUEUED                                       RUNNING          first_attempt_active   orchestrator
 run RUNNING                                      WAITING_APPROVAL approval_gate_reached  orchestrator
 run WAITING_APPROVAL                             RUNNING          approval_resolved      orchestrator
+run QUEUED,RUNNING,WAITING_APPROVAL              =                optional_wait_began    orchestrator
+run QUEUED,RUNNING,WAITING_APPROVAL              =                optional_wait_ended    orchestrator
 run RUNNING                                      VALIDATING       all_jobs_done          orchestrator
 run VALIDATING                                   SUCCESS          all_required_succeeded orchestrator
 run VALIDATING                                   FAILED           validation_failed      orchestrator
