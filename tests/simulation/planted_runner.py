@@ -71,7 +71,7 @@ def revoked_lease_is_kept() -> Iterator[None]:
 @fault
 def late_heartbeat_counts() -> Iterator[None]:
     """A heartbeat that arrives after a later one replaces its progress."""
-    with patched((attempt, "_is_late", lambda _attempt, _heartbeat: False)):
+    with patched((attempt, "is_late", lambda _attempt, _heartbeat: False)):
         yield
 
 
