@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.cli.terminal import Terminal
-from tests.client.hosted import Player, gate, plan, task
+from tests.client.hosted import TIME, Player, gate, plan, task
 
 
 def test_a_run_from_a_plan_is_followed_to_its_good_end(terminal: Terminal, player: Player) -> None:
@@ -203,6 +203,32 @@ def test_a_run_and_a_job_are_stopped_and_what_failed_is_done_again(terminal: Ter
     waiting.communicate(timeout=60)
     assert waiting.returncode == 1
     terminal.text("cancel", again)
+
+
+@pytest.mark.proves("STP-R8")
+def test_a_canceled_run_is_shown_and_waited_for_until_its_runner_has_stopped(
+    terminal: Terminal, player: Player
+) -> None:
+    """A person who reads CANCELED deploys the next version: then no process of the old one may run."""
+    waiting = terminal.program("submit", terminal.file("plan.json", plan(task("py3.11"))), "--wait")
+    assert waiting.stdout is not None
+    run = waiting.stdout.readline().decode().strip()
+    lease = player.take()
+
+    told = terminal.text("cancel", run)
+
+    assert f"{run} is being cancelled; until its jobs have stopped it is ● RUNNING (CANCEL_REQUESTED)" in told
+    assert "RUNNING (canceling)" in next(line for line in terminal.text("runs").splitlines() if run in line)
+    assert "RUNNING (canceling)" in terminal.text("show", run)
+    assert run not in [each["id"] for each in terminal.json("runs", "--status", "CANCELED")]
+    assert "is being cancelled" in terminal.refused(3, "approve", run)
+    assert waiting.poll() is None
+
+    player.say(lease, "CancelAck", final_status="CANCELED", ts=TIME)
+
+    waiting.communicate(timeout=60)
+    assert waiting.returncode == 1
+    assert run in [each["id"] for each in terminal.json("runs", "--status", "CANCELED")]
 
 
 def test_why_is_answered_for_a_run_a_job_and_an_attempt(terminal: Terminal, player: Player) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from deltaci.core import listing, run
@@ -19,6 +20,7 @@ from deltaci.core.machine import Command, Record
 from deltaci.core.run import Origin, Run
 from deltaci.core.status import steps
 from deltaci.core.worker import Worker
+from deltaci.storage.codec import KIND_OF, decode_record, encode
 from deltaci.storage.port import (
     Conflict,
     ListChange,
@@ -116,7 +118,7 @@ async def check_lists(store: Store, ids: Iterable[str]) -> int:
         for listed in lists_of(record):
             expected[listed].append((record.created_at, record.id))
     known = [(TENANT, listing.runs_in_state(state)) for state in run.MACHINE.states]
-    known += [(TENANT, listing.runs_with_status(status)) for status in set(steps.RUN_VIEW.state_map.values())]
+    known += [(TENANT, listing.runs_with_status(status)) for status in steps.RUN_VIEW.states]
     known += [(TENANT, listing.WORKERS), (TENANT, listing.GONE_WORKERS), (listing.ALL_TENANTS, listing.UNREPORTED)]
     for tenant, name in {*known, *expected}:
         page = await store.page(ListQuery(tenant=tenant, lists=[name], limit=1000))
@@ -124,6 +126,24 @@ async def check_lists(store: Store, ids: Iterable[str]) -> int:
         assert names(page) == [id for _, id in places], (tenant, name)
         assert await store.count(tenant, name, 1000) == len(places)
     return sum(map(bool, expected.values()))
+
+
+@on_loop
+async def test_a_cancel_that_an_older_version_requested_ends_on_the_right_lists(backend: Backend) -> None:
+    """That version stored neither the state before the request nor, while the jobs stopped, any list but CANCELED."""
+    stopping = Run(id="r1", run_id="r1", tenant=TENANT, created_at=START, state=run.CANCEL_REQUESTED)
+    old_fields = msgspec.msgpack.decode(encode(stopping))[: Run.__struct_fields__.index("state_before_cancel")]
+    old_record = decode_record("r1", KIND_OF[Run], encode(old_fields))
+    assert isinstance(old_record, Run)
+    assert steps.run_status(old_record) == steps.RUNNING
+    names_of_old_lists = (listing.RUNS, "run/state=CANCEL_REQUESTED", "run/status=CANCELED")
+    old_lists = frozenset((TENANT, name) for name in names_of_old_lists)
+
+    async with backend.server() as server:
+        await keep(server.store, (put(old_record), ListChange("r1", START, old_lists)))
+        await server.do(run.FinishCancel(id="r1"))
+
+        await check_lists(server.store, ["r1"])
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deltaci.core import run
+from deltaci.core import attempt, run
 from deltaci.forges.projects import ForgeProject
 from deltaci.forges.status_decisions import StatusRetryPolicy
 from deltaci.storage.blobs.store import BlobStoreUnavailable
@@ -109,6 +109,27 @@ async def test_planning_failures_and_cancellations_are_errors(memory: Backend, t
 
         assert forge.accepted[-1].body["state"] == "error"
         assert forge.accepted[-1].body["description"] == "cancelled"
+
+
+@pytest.mark.proves("STP-R8")
+@on_loop
+async def test_a_forge_learns_of_a_cancel_when_the_runner_has_stopped(memory: Backend, tmp_path: Path) -> None:
+    """A merge that waits for the commit status must not begin while the process may still write."""
+    async with FakeForge() as forge, reporting(memory, tmp_path, hosts=(forge.host,)) as at:
+        await add_project(at, forge)
+        await at.start_run("r1")
+        lease = await at.start_job()
+        await forge.wait_until(lambda: any(each.body["description"] == "under way" for each in forge.accepted))
+
+        await at.server.do(run.Cancel(id="r1", actor="user:ada"))
+        await at.start_run("r2", pipeline="other")  # Its status is sent after that of r1 would be.
+        await forge.wait_until(lambda: any(each.body["target_url"].endswith("r2") for each in forge.accepted))
+        assert "cancelled" not in [each.body["description"] for each in forge.accepted]
+        await at.server.send(attempt.CancelAck, lease)
+        await at.reported_event("r1")
+
+        of_r1 = [each.body["description"] for each in forge.accepted if each.body["target_url"].endswith("r1")]
+        assert of_r1 == ["waiting to start", "under way", "cancelled"]
 
 
 @pytest.mark.parametrize(

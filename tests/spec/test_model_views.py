@@ -32,7 +32,7 @@ from deltaci.core.events import (
 from deltaci.core.failures import Facts, classify
 from deltaci.core.ids import LeaseRef
 from deltaci.core.machine import ABSENT, Command, Implies, Machine, Record, Rule, Target, Transition, no_change
-from deltaci.core.status.view import Change, Extension, Step, View
+from deltaci.core.status.view import SAME, Change, Extension, Step, View
 from tests.support.lab import Lab
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "spec" / "model.md"
@@ -396,7 +396,8 @@ def test_no_extension_can_be_left_out(view: View, left_out: Extension) -> None:
         ("000 run", run.VALIDATING, "RUNNING"),
         ("000 attempt", attempt.STALE, "QUEUED"),
         ("002 run", run.PLAN_FAILED, "RUNNING"),
-        ("002 run", run.CANCEL_REQUESTED, "CANCELED"),
+        ("002 run", run.CANCEL_REQUESTED, SAME),
+        ("003 workstream", run.CANCEL_REQUESTED, SAME),
     ],
 )
 def test_a_state_that_a_document_does_not_know_is_shown_as_the_page_says(name: str, state: str, shown: str) -> None:

@@ -178,7 +178,7 @@ def test_a_running_step_is_canceled_when_its_runner_has_stopped() -> None:
     lab.send(attempt.Heartbeat, lease)
 
     lab.cancel_run()
-    assert (status(lab), status(lab, "a")) == ("CANCELED", "RUNNING")
+    assert (status(lab), status(lab, "a")) == ("RUNNING", "RUNNING")
     lab.send(attempt.CancelAck, lease)
 
     assert (status(lab), status(lab, "a")) == ("CANCELED", "CANCELED")

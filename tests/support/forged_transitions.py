@@ -116,7 +116,11 @@ def _must_precede(first: Line, second: Line) -> bool:
     if second["event_type"] == TASK and first["event_type"] == TASK:
         return first["entity_id"] in metadata.get("depends_on", ()) and second["to_state"] == "queued"
     if second["event_type"] == TASK and first["event_type"] == STREAM:
-        return bool(first["entity_id"] == metadata["workstream_id"] and first["to_state"] == "ready")
+        # A task may be cancelled after its workstream was: the validator has forgotten that workstream by then.
+        is_cancelled = second["to_state"] == "cancelled"
+        return bool(
+            first["entity_id"] == metadata["workstream_id"] and first["to_state"] == "ready" and not is_cancelled
+        )
     return bool(
         workstream_id == second["entity_id"] and second["to_state"] == "validating" and first["to_state"] in OVER
     )

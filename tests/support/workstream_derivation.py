@@ -37,7 +37,6 @@ WORKSTREAM_STATES: Final = {
     "SUCCESS": "completed",
     "FAILED": "failed",
     "TIMEOUT": "failed",
-    "CANCEL_REQUESTED": "cancelled",
     "CANCELED": "cancelled",
 }
 OVER: Final = ("completed", "failed", "cancelled")
@@ -116,6 +115,8 @@ def _row(why: str, state: str, derived: str, when: Callable[[Workstream], bool])
 DIFFERENCES: Final = (
     _row("planning failed: there are no tasks", "failed", "validating", lambda s: s.is_plan_failed),
     _row("its tasks do not exist yet", "planned", "validating", lambda s: not s.is_planned),
+    _row("a person cancelled it, and its tasks are being stopped", "executing", "executing",
+         lambda s: s.is_cancelled and s.is_open),
     _row("a person cancelled it", "cancelled", "executing failed validating", lambda s: s.is_cancelled),
     _row("it timed out", "failed", "executing failed validating", lambda s: s.is_late),
     _row("its final validation passed", "completed", "executing validating", lambda s: s.is_passed is True),
@@ -172,7 +173,8 @@ class Derivation:
 
 def workstream_state_of(record: Run) -> str:
     """Return document 003's state of a run."""
-    return WORKSTREAM_STATES[record.conclusion if record.state == "REPORTED" else record.state]
+    shown = {"REPORTED": record.conclusion, "CANCEL_REQUESTED": record.state_before_cancel}
+    return WORKSTREAM_STATES[shown.get(record.state, record.state)]
 
 
 def jobs_of(lab: Lab, run_id: str) -> list[Job]:

@@ -66,6 +66,11 @@ def status(word: str) -> Text:
     return Text(f"{mark} {safe(word)}".strip(), style=COLOURS.get(word.upper(), ""))
 
 
+def status_of(record: api.Run | api.Job) -> Text:
+    """Return the status of a run or job, marked if it is being cancelled."""
+    return status(record.status) + Text(" (canceling)" if record.canceling else "", style="dim")
+
+
 def ago(moment: datetime | None, now: datetime | None = None) -> str:
     """Return how long ago a time is, or in how long it will be."""
     if moment is None:

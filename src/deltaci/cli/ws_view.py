@@ -187,8 +187,9 @@ def event_told(event: api.Event, id: str) -> Text | None:
     if view is None:
         return None
     before, after = view.get(event.from_ or "", ""), view.get(event.to, "")
-    if not after or before == after or {before, after} & {LEFT_OUT, SAME}:
+    if not after or after in (before, SAME) or LEFT_OUT in (before, after):
         return None
+    before = "" if before == SAME else before  # A run that is being cancelled is in the state that it had before.
     at = datetime.fromisoformat(event.at).astimezone()
     name = event.entity_id.removeprefix(id).removeprefix("/") if event.entity == JOB else ""
     line = Text(f"{at:%H:%M:%S} ", style="dim")

@@ -19,6 +19,7 @@ from deltaci.core.events import REPORTER, RUN, Event
 from deltaci.core.listing import ALL_TENANTS, UNREPORTED
 from deltaci.core.machine import Command
 from deltaci.core.status.steps import RUN_VIEW
+from deltaci.core.status.view import SAME
 from deltaci.engine.engine import Engine
 from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.engine.requests import Overloaded
@@ -58,8 +59,9 @@ class RunReporter:
         """Return whether the run has ended, or its status for a forge has changed."""
         if run.MACHINE.changes(event.to, run.Report):
             return True
+        status = RUN_VIEW.state_map[event.to]
         return self._teller is not None and (
-            event.from_ is None or RUN_VIEW.state_map[event.from_] != RUN_VIEW.state_map[event.to]
+            event.from_ is None or status not in (SAME, RUN_VIEW.state_map[event.from_])
         )
 
     def start(self) -> None:

@@ -124,6 +124,11 @@ class Attempt(Record, frozen=True, kw_only=True):
         """When the lease ends without a heartbeat, if the attempt is marked for reassignment; otherwise 0."""
         return self.lease.reassign_at if self.lease is not None and self.state in ACTIVE_STATES else 0
 
+    @property
+    def stop_unconfirmed_until(self) -> int:
+        """Until when the process of an ended attempt may run, because its runner did not confirm the stop; else 0."""
+        return self.fence_until if self.state in TERMINAL and self.fence_until > self.updated_at else 0
+
 
 class Publish(Command, frozen=True, kw_only=True):
     """Queue a new attempt, so that workers can claim it."""

@@ -25,7 +25,7 @@ from deltaci.core.cascade import (
     resolve,
 )
 from deltaci.core.errors import InvariantBroken, Refused
-from deltaci.core.events import JOB, ORCHESTRATOR, RUN, USER, Event, actor_kind
+from deltaci.core.events import ATTEMPT, JOB, ORCHESTRATOR, RUN, USER, Event, actor_kind
 from deltaci.core.ids import attempt_id, job_id
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.machine import (
@@ -225,6 +225,7 @@ def _apply_with_follow_ups(unit: UnitOfWork, command: Command, at: int) -> Recor
             _apply_one(unit, part, at, is_submitted=is_submitted, may_refuse=may_refuse)
             for event in unit.events[event_count:]:
                 _update_tally(unit, event, touched_run_ids)
+                _note_unconfirmed_stop(unit, event)
             if type(part) is attempt.Grant and part.starts and unit.events[event_count:]:
                 start = attempt.start_of(part, unit.attempt(part.id))
                 pending_commands.appendleft(_PendingCommand(start, is_submitted=False, may_refuse=False))
@@ -300,6 +301,15 @@ def _update_tally(unit: UnitOfWork, event: Event, touched_run_ids: dict[str, Non
     tally = run.updated_tally(record.tally, event.from_ or "", unit.job(event.entity_id))
     unit.put(msgspec.structs.replace(record, tally=tally))
     touched_run_ids[event.run_id] = None
+
+
+def _note_unconfirmed_stop(unit: UnitOfWork, event: Event) -> None:
+    """Record in the run until when the process of an attempt that has just ended may run, unless the run is over."""
+    if event.entity != ATTEMPT or not event.run_id or event.to not in attempt.TERMINAL:
+        return
+    until = unit.attempt(event.entity_id).stop_unconfirmed_until
+    if until and (record := unit.run(event.run_id)).stop_unconfirmed_until < until and not run.is_over(record):
+        unit.put(msgspec.structs.replace(record, stop_unconfirmed_until=until))
 
 
 def _result_record(unit: UnitOfWork, command: Command) -> Record:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
+from msgspec.structs import replace
+
 from deltaci.core import run, worker
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
-from deltaci.core.status.steps import RUN_VIEW, run_status
-from deltaci.core.status.workstreams import WORKSTREAM_VIEW, workstream_state
+from deltaci.core.status.steps import run_status
+from deltaci.core.status.workstreams import workstream_state
 from deltaci.core.worker import Worker
 
 RUNS: Final = "run"
@@ -101,9 +103,7 @@ def list_changes(record: Record, state_before: str) -> tuple[frozenset[ListKey],
     if not state_before:
         return lists_now, _NO_LISTS
     if isinstance(record, Run):
-        lists_before = _run_lists_for_state(
-            record, state_before, RUN_VIEW.state_map[state_before], WORKSTREAM_VIEW.state_map[state_before]
-        )
+        lists_before = _run_state_lists(replace(record, state=state_before))
         lists_now = _run_state_lists(record)
         return lists_now - lists_before, lists_before - lists_now
     if isinstance(record, Worker):
@@ -132,13 +132,10 @@ def _fixed_run_lists(record: Run) -> frozenset[ListKey]:
 
 
 def _run_state_lists(record: Run) -> frozenset[ListKey]:
-    return _run_lists_for_state(record, record.state, run_status(record), workstream_state(record))
-
-
-def _run_lists_for_state(record: Run, state: str, status: str, workstream_state: str) -> frozenset[ListKey]:
-    lists = {(record.tenant, runs_in_state(state)), (record.tenant, runs_with_status(status))}
+    state = record.state
+    lists = {(record.tenant, runs_in_state(state)), (record.tenant, runs_with_status(run_status(record)))}
     if record.origin.workstream:
-        lists.add((record.tenant, workstreams_in_state(workstream_state)))
+        lists.add((record.tenant, workstreams_in_state(workstream_state(record))))
     if state in run.OVER:
         lists.add((ALL_TENANTS, UNREPORTED))
     if state in run.UNPLANNED and record.origin.event:

@@ -113,6 +113,8 @@ class Run(Record, frozen=True, kw_only=True):
     optional_wait_seconds: int = OPTIONAL_WAIT_SECONDS
     decided_at: int = 0  # When every required job had ended and jobs that are not required were still open.
     optional_until: int = 0  # When those of them that no worker has leased end; 0 if no wait is in progress.
+    state_before_cancel: str = ""  # The state in which the cancel was requested; empty if an older version recorded it.
+    stop_unconfirmed_until: int = 0  # The latest such time of its attempts; 0 once it has passed when the run ends.
 
     @property
     def times_out_at(self) -> int:
@@ -366,8 +368,9 @@ def _remember_cancel(run: Run, command: Cancel, _at: int) -> Transition | None:
     return run.state, {"cancel_reason": command.reason}, {"reason": command.reason, "is_remembered": True}
 
 
-def _cancel(_run: Run, command: Cancel, _at: int) -> Transition:
-    return CANCEL_REQUESTED, {"cancel_reason": command.reason}, {"reason": command.reason}
+def _cancel(run: Run, command: Cancel, _at: int) -> Transition:
+    changes = {"cancel_reason": command.reason, "state_before_cancel": run.state}
+    return CANCEL_REQUESTED, changes, {"reason": command.reason}
 
 
 def _cancel_again(run: Run, command: Cancel, _at: int) -> None:
@@ -375,10 +378,12 @@ def _cancel_again(run: Run, command: Cancel, _at: int) -> None:
         raise MACHINE.refusal(run, type(command))
 
 
-def _finish_cancel(run: Run, _command: FinishCancel, _at: int) -> Transition:
+def _finish_cancel(run: Run, _command: FinishCancel, at: int) -> Transition:
     if run.tally.open:
         raise Refused("not_eligible", f"run {run.id} has {run.tally.open} jobs that have not ended; they end first")
-    return CANCELED, {"conclusion": CANCELED, "reason": run.cancel_reason}, {"reason": run.cancel_reason}
+    until = run.stop_unconfirmed_until if run.stop_unconfirmed_until > at else 0
+    changes = {"conclusion": CANCELED, "reason": run.cancel_reason, "stop_unconfirmed_until": until}
+    return CANCELED, changes, {"reason": run.cancel_reason}
 
 
 def _report(run: Run, command: Report, _at: int) -> Transition:
@@ -456,6 +461,31 @@ TERMINAL: Final = MACHINE.terminal
 def is_over(run: Run) -> bool:
     """Return whether the run's outcome is final, so that later changes of its jobs do not affect it."""
     return is_over_state(run.state)
+
+
+def state_in_views(run: Run) -> str:
+    """Return the state of the run as a reader sees it who knows neither `CANCEL_REQUESTED` nor `REPORTED`.
+
+    A run that is being cancelled stays in the state of the request, because its jobs may still run.
+    """
+    if run.state == CANCEL_REQUESTED:
+        return run.state_before_cancel or RUNNING
+    return run.conclusion if run.state == REPORTED else run.state
+
+
+def is_canceling(run: Run) -> bool:
+    """Return whether a cancel of the run was requested and has not been finished."""
+    return bool(run.cancel_reason) and not is_over(run)
+
+
+def check_may_decide(run: Run) -> None:
+    """Refuse to approve or reject anything in a run that is being cancelled."""
+    if is_canceling(run):
+        raise Refused(
+            "wrong_state",
+            f"run {run.id} is being cancelled ({run.cancel_reason}), so nothing in it can be approved or rejected; "
+            "start a new run",
+        )
 
 
 def may_discard_workspace(run: Run) -> bool:

@@ -102,6 +102,10 @@ class Attempt(ResponseSchema, frozen=True, kw_only=True):
         Timestamp | None,
         doc("its worker is silent: when its lease ends without a heartbeat, and another worker gets it"),
     ] = None
+    stop_unconfirmed_until: Annotated[
+        Timestamp | None,
+        doc("the attempt was ended, but its runner did not confirm the stop: its process may run until then"),
+    ] = None
 
 
 class Job(ResponseSchema, frozen=True, kw_only=True):
@@ -132,6 +136,8 @@ class Job(ResponseSchema, frozen=True, kw_only=True):
     approval: ApprovalGate | None
     tries: Annotated[list[Attempt], doc("its attempts, oldest first")]
     family: Annotated[str, doc("the name that all jobs of a matrix share; empty: no matrix")] = ""
+    canceling: Annotated[bool, doc("whether a cancel was requested and its runner has not stopped yet")] = False
+    stop_unconfirmed_until: Annotated[Timestamp | None, doc("that of its latest attempt")] = None
 
 
 class Run(ResponseSchema, frozen=True, kw_only=True):
@@ -176,6 +182,11 @@ class Run(ResponseSchema, frozen=True, kw_only=True):
     start_by: Annotated[Timestamp | None, doc("while it is QUEUED: when it times out if none of its jobs starts")] = (
         None
     )
+    canceling: Annotated[bool, doc("whether a cancel was requested and is not finished: jobs may still run")] = False
+    stop_unconfirmed_until: Annotated[
+        Timestamp | None,
+        doc("the run was cancelled, but a runner did not confirm the stop: its process may run until then"),
+    ] = None
 
 
 class RunWithJobs(Run, frozen=True, kw_only=True):

@@ -89,6 +89,7 @@ class WorkstreamSummary(ResponseSchema, frozen=True, kw_only=True):
     ended_at: Annotated[Timestamp | None, doc("when its outcome was final, or was reported")]
     seconds: Annotated[float | None, doc("duration since its first task started")]
     progress: Annotated[WorkstreamProgress | None, doc("a summary of its progress; absent unless requested")]
+    canceling: Annotated[bool, doc("whether a cancel was requested and is not finished: tasks may still run")] = False
 
 
 class TaskCommits(ResponseSchema, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from rich.text import Text
 from deltaci.api.schemas import records as api
 from deltaci.cli import arguments
 from deltaci.cli.completers import complete_run
-from deltaci.cli.output import about, console, safe, status
+from deltaci.cli.output import about, console, safe, status_of
 from deltaci.cli.session import CommandSession, command
 
 app = typer.Typer(add_completion=False)
@@ -94,4 +94,4 @@ def _tell(session: CommandSession, decided: api.DecisionResult, done: str) -> No
         return
     out = console()
     more = f"; {', '.join(decided.still_waiting)} needs more approvals" if decided.still_waiting else ""
-    out.print(f"{done} {safe(', '.join(decided.jobs) + more)}; the run is", status(decided.run.status), soft_wrap=True)
+    out.print(f"{done} {safe(', '.join(decided.jobs) + more)}; the run is", status_of(decided.run), soft_wrap=True)

@@ -17,7 +17,7 @@ from deltaci.api.schemas.inputs import MAX_PAGE, RUN_STATES, STATUSES
 from deltaci.cli import arguments
 from deltaci.cli.completers import complete_job, complete_run, complete_template
 from deltaci.cli.event_output import tell_event
-from deltaci.cli.output import TableOutput, about, ago, console, facts, safe, show, since, status, took
+from deltaci.cli.output import TableOutput, about, ago, console, facts, safe, show, since, status, status_of, took
 from deltaci.cli.plan_view import show_plan
 from deltaci.cli.session import CommandSession, command, leave_by
 from deltaci.client.run_status import is_over, is_settled
@@ -94,7 +94,7 @@ def _runs_table(found: list[api.Run]) -> TableOutput:
         ended = run.updated_at if is_over(run) else None
         rows.add(
             run.id,
-            status(run.status),
+            status_of(run),
             about(run),
             run.branch,
             run.started_by,
@@ -173,8 +173,9 @@ def _run_shown(run: api.RunWithJobs) -> RenderableType:
     head = facts(
         (
             ("run", run.id),
-            ("status", status(run.status) + Text(f"  ({safe(run.state)})", style="dim")),
+            ("status", status_of(run) + Text(f"  ({safe(run.state)})", style="dim")),
             ("reason", run.reason or _optional_wait(run)),
+            ("stop", _unconfirmed(run)),
             ("title", run.title),
             ("project", run.project),
             ("branch", run.branch),
@@ -198,7 +199,7 @@ def _run_shown(run: api.RunWithJobs) -> RenderableType:
         is_task = job.kind == "task"
         rows.add(
             job.name,
-            status(job.status),
+            status_of(job),
             Text(safe(job.state) if job.state != job.status else "", style="dim"),
             f"{job.attempts}/{job.max_attempts}" if is_task else "",
             job.worker_id or (job.tries[-1].worker_id if job.tries else ""),
@@ -219,12 +220,20 @@ def _optional_wait(run: api.RunWithJobs) -> str:
     return f"every required job has ended; jobs that no worker runs wait until {until}"
 
 
+def _unconfirmed(record: api.Run | api.Job) -> str:
+    """Return a warning if the process of an ended run or job may still run, else an empty text."""
+    until = record.stop_unconfirmed_until
+    return f"not confirmed by the runner: its process may run until {until.astimezone():%H:%M:%S}" if until else ""
+
+
 def _note(job: api.Job, jobs: dict[str, api.Job]) -> str:
     """What somebody who looks at the job would ask next."""
     if job.completed_at is not None:
         error = job.last_error
         told = (error.message or error.line or error.code) if error is not None else ""
-        return ": ".join(part for part in (job.reason, told) if part) + (" (allowed)" if _is_allowed(job) else "")
+        outcome = ": ".join(part for part in (job.reason, told) if part) + (" (allowed)" if _is_allowed(job) else "")
+        stop = f"stop {_unconfirmed(job)}" if job.stop_unconfirmed_until else ""
+        return "; ".join(part for part in (outcome, stop) if part)
     if job.next_run_at is not None:
         return f"next attempt {ago(job.next_run_at)}" + (f": {job.last_error.code}" if job.last_error else "")
     if waits := [
@@ -280,9 +289,9 @@ def cancel_command(
     if session.is_json:
         session.print_json(stopped)
     else:
-        console().print(
-            Text(safe(stopped.id), style="bold"), "is now", status(stopped.status), f"({safe(stopped.state)})"
-        )
+        what = "is being cancelled; until its jobs have stopped it is" if stopped.canceling else "is now"
+        name = Text(safe(stopped.id), style="bold")
+        console().print(name, what, status(stopped.status), f"({safe(stopped.state)})", soft_wrap=True)
 
 
 @command(app, "explain")

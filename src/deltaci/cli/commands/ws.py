@@ -196,7 +196,8 @@ def cancel_command(
     if session.is_json:
         session.print_json(stopped)
     else:
-        console().print(f"{safe(stopped.id)} is now", stated(stopped.state), f"({safe(stopped.run_state)})")
+        what = "is being cancelled; until its tasks have stopped it is" if stopped.canceling else "is now"
+        console().print(f"{safe(stopped.id)} {what}", stated(stopped.state), f"({safe(stopped.run_state)})")
 
 
 @command(app, "queue")

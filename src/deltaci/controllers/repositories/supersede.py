@@ -77,7 +77,8 @@ class SupersedeController:
                 lists = [runs_with_status(status), runs_of_project(kept.project)]
                 page = await self._store.page(ListQuery(tenant=kept.tenant, lists=lists, before=before, limit=PAGE))
                 for each in page.records:
-                    if isinstance(each, Run) and _is_same_place(each, kept.change):
+                    is_stopping = each.state == run.CANCEL_REQUESTED
+                    if isinstance(each, Run) and _is_same_place(each, kept.change) and not is_stopping:
                         yield each
                 before = page.next
                 if before is None:

@@ -32,7 +32,7 @@ RUN_VIEW: Final = View(
         run.SUCCESS: SUCCEEDED,
         run.FAILED: FAILED,
         run.TIMEOUT: FAILED,
-        run.CANCEL_REQUESTED: CANCELED,
+        run.CANCEL_REQUESTED: SAME,  # A process may still run.
         run.CANCELED: CANCELED,
         run.REPORTED: SAME,
     },
@@ -80,7 +80,7 @@ STEP_VIEW: Final = View(
 
 def run_status(record: run.Run) -> str:
     """Return the status that document 002 gives to a run."""
-    return RUN_VIEW.state_map[record.conclusion if record.state == run.REPORTED else record.state]
+    return RUN_VIEW.state_map[run.state_in_views(record)]
 
 
 def step_status(record: job.Job) -> str:

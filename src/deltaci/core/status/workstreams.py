@@ -84,7 +84,7 @@ WORKSTREAM_VIEW: Final = View(
         run.SUCCESS: "completed",
         run.FAILED: "failed",
         run.TIMEOUT: "failed",
-        run.CANCEL_REQUESTED: "cancelled",
+        run.CANCEL_REQUESTED: SAME,
         run.CANCELED: "cancelled",
         run.REPORTED: SAME,
     },
@@ -151,7 +151,7 @@ def task_state(record: job.Job) -> str:
 
 def workstream_state(record: run.Run) -> str:
     """Return the state that document 003 gives to a run as a workstream."""
-    return WORKSTREAM_VIEW.state_map[record.conclusion if record.state == run.REPORTED else record.state]
+    return WORKSTREAM_VIEW.state_map[run.state_in_views(record)]
 
 
 def worker_state(record: worker.Worker) -> str:

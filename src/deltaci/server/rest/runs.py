@@ -235,7 +235,10 @@ async def read_costs(call: Call) -> api.Costs:
 
 
 async def cancel_run(call: Call) -> api.Run:
-    """Cancel a run. Has no effect if it is already being canceled."""
+    """Request the cancellation of a run; `canceling` in the response says whether its jobs still have to stop.
+
+    Has no effect if it is already being canceled.
+    """
     record = await get_run(call)
     command = run.Cancel(id=record.id, actor=call.actor)
     if call.body.reason:
@@ -261,6 +264,7 @@ async def reject_run(call: Call) -> api.DecisionResult:
 async def _decide(call: Call, command_type: type[job.Approve] | type[job.Reject]) -> api.DecisionResult:
     params: DecisionInput = call.body
     record = await get_run(call)
+    run.check_may_decide(record)
     gates = select_gates(await get_jobs(call, record), command_type, call.caller.person, params.job)
     commands: list[Command] = [
         command_type(

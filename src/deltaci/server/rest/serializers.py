@@ -9,11 +9,11 @@ from typing import Any, Final, Literal, cast
 from deltaci.api.schemas import records as api
 from deltaci.api.schemas.inputs import GateInput, RetryInput
 from deltaci.core import job as jobs
-from deltaci.core.attempt import Attempt
+from deltaci.core.attempt import CANCEL_REQUESTED, Attempt
 from deltaci.core.failures import Failure
 from deltaci.core.ids import worker_name
 from deltaci.core.job import Job, JobSpec
-from deltaci.core.run import Run, Tally, is_over
+from deltaci.core.run import CANCELED, Run, Tally, is_canceling, is_over
 from deltaci.core.status.queue import job_status
 from deltaci.core.status.steps import run_status, step_attempts, step_status
 from deltaci.core.status.workstreams import worker_state
@@ -82,6 +82,10 @@ def _run_fields(record: Run) -> dict[str, Any]:
         "created_at": to_datetime(record.created_at),
         "started_at": to_optional_datetime(record.started_at),
         "updated_at": to_datetime(record.updated_at),
+        "canceling": is_canceling(record),
+        "stop_unconfirmed_until": to_optional_datetime(record.stop_unconfirmed_until)
+        if record.conclusion == CANCELED
+        else None,
     }
 
 
@@ -123,6 +127,7 @@ def attempt(record: Attempt) -> api.Attempt:
         progress=record.progress,
         report=record.report,
         reassign_at=to_optional_datetime(record.reassign_at),
+        stop_unconfirmed_until=to_optional_datetime(record.stop_unconfirmed_until),
     )
 
 
@@ -157,6 +162,8 @@ def job(record: Job, attempts: Iterable[Attempt]) -> api.Job:
         approval=_approval_gate(record),
         tries=tries,
         family=spec.family,
+        canceling=any(entry.state == CANCEL_REQUESTED for entry in tries[-1:]),
+        stop_unconfirmed_until=tries[-1].stop_unconfirmed_until if tries else None,
     )
 
 

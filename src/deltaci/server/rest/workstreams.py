@@ -23,7 +23,7 @@ from deltaci.core import listing, run
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
-from deltaci.core.run import Run, is_over, may_discard_workspace
+from deltaci.core.run import Run, is_canceling, is_over, may_discard_workspace
 from deltaci.core.status.steps import run_status, step_attempts
 from deltaci.core.status.workstreams import derive_workstream_state, task_state, workstream_state
 from deltaci.pipeline.workstream import model, parse
@@ -199,6 +199,7 @@ def _summary_fields(record: Run, now: int) -> dict[str, Any]:
         "state": workstream_state(record),
         "run_state": record.state,
         "status": run_status(record),
+        "canceling": is_canceling(record),
         "reason": record.reason,
         "created_by": record.started_by,
         "created_at": to_datetime(record.created_at),

@@ -100,6 +100,11 @@ def logo() -> Markup:
     return svg(tag("path", d=_LOGO), class_="logo", viewbox="0 0 16 16", aria_hidden="true", focusable="false")
 
 
+def stop_unconfirmed(until: datetime | None) -> Child:
+    """Return a warning that the process of something that was ended may run until then; None without a time."""
+    return span("not confirmed by the runner: its process may run until ", when(until)) if until else None
+
+
 # -- times: the server writes them whole, a script makes them shorter and keeps them true
 
 

@@ -102,6 +102,11 @@ def name_of(run: Run) -> str:
     return run.title or run.template or run.file or run.id
 
 
+def exact_state(run: Run) -> str:
+    """Return the state of a run for its badge: `canceling` while its jobs are being stopped."""
+    return "canceling" if run.canceling else run.state
+
+
 def short(run: Run) -> str:
     """The commit, or the id."""
     return run.commit[:9] or run.id
@@ -113,7 +118,7 @@ def _link(run: Run) -> Child:
 
 _CELLS: Final[Mapping[str, Callable[[Run], Child]]] = {
     "Run": _link,
-    "Status": lambda run: badge(run.status, run.conclusion or run.state),
+    "Status": lambda run: badge(run.status, run.conclusion or exact_state(run)),
     "Project": lambda run: run.project,
     "Branch": lambda run: code(run.branch) if run.branch else "",
     "Version": lambda run: span(str(run.template_version), class_="number"),

@@ -18,7 +18,7 @@ from deltaci.core.text import plain_line
 from deltaci.protocol.log_sections import looks_like_marker
 from deltaci.protocol.messages import Timings
 from deltaci.server.rest.streams.log_tails import LogFile
-from deltaci.server.web.components import badge, lasted, nothing, path, when
+from deltaci.server.web.components import badge, lasted, nothing, path, stop_unconfirmed, when
 from deltaci.server.web.markup import (
     EMPTY,
     Child,
@@ -84,6 +84,8 @@ def _facts(attempt: Attempt) -> Markup:
             facts.append(("Because of", code(error.line)))
     if attempt.cancel_reason:
         facts.append(("Cancelled", attempt.cancel_reason))
+    if attempt.stop_unconfirmed_until is not None:
+        facts.append(("Stop", stop_unconfirmed(attempt.stop_unconfirmed_until)))
     if attempt.run_at is not None and not attempt.lease:
         facts.append(("Not earlier than", when(attempt.run_at)))
     if attempt.reassign_at is not None:

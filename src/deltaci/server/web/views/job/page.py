@@ -6,7 +6,7 @@ from typing import Final
 
 from deltaci.api.schemas.records import Attempt, Explanation, Job, Reason, RunWithJobs
 from deltaci.core.ids import worker_name
-from deltaci.server.web.components import badge, lasted, nothing, path, tabs, top, when, words
+from deltaci.server.web.components import badge, lasted, nothing, path, stop_unconfirmed, tabs, top, when, words
 from deltaci.server.web.markup import Child, Markup, a, details, div, h2, li, nav, p, section, span, summary, ul
 from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse
 from deltaci.server.web.views.job.attempt import attempt_part, name_of_attempt
@@ -73,7 +73,8 @@ def _named(job: Job, index: str) -> Attempt | None:
 def _about(job: Job) -> Child:
     worker = worker_name(job.worker_id)
     return [
-        span(badge(job.status, job.state), id="job-status", role="status"),
+        span(badge(job.status, "canceling" if job.canceling else job.state), id="job-status", role="status"),
+        stop_unconfirmed(job.stop_unconfirmed_until),
         span(job.reason) if job.reason else None,
         span("on ", a(worker, href=path("workers", worker))) if worker else None,
         [span(each, class_="label") for each in job.runs_on],

@@ -14,7 +14,7 @@ from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.paging import onward
 from deltaci.server.web.views.projects.changes import newest, what
 from deltaci.server.web.views.projects.frame import framed
-from deltaci.server.web.views.runs import name_of
+from deltaci.server.web.views.runs import exact_state, name_of
 
 HERE: Final = "/projects"
 PER_PAGE: Final = 50
@@ -72,7 +72,7 @@ def _change(change: Change | None) -> Markup:
 def _run(run: Run | None) -> Markup:
     if run is None:
         return span("none recently", class_="quiet")
-    return join([badge(run.status, run.state), " ", a(name_of(run), href=path("runs", run.id))])
+    return join([badge(run.status, exact_state(run)), " ", a(name_of(run), href=path("runs", run.id))])
 
 
 PAGES: Final = (PageRoute(path=HERE, get=listed),)

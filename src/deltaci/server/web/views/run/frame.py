@@ -6,11 +6,11 @@ from typing import Final
 from urllib.parse import urlencode
 
 from deltaci.api.schemas.records import Run
-from deltaci.server.web.components import badge, lasted, path, tabs, top, when
+from deltaci.server.web.components import badge, lasted, path, stop_unconfirmed, tabs, top, when
 from deltaci.server.web.markup import Child, a, code, join, span
 from deltaci.server.web.page_request import HtmlPage, PageRequest
 from deltaci.server.web.views.run.actions import KEYS, actions
-from deltaci.server.web.views.runs import name_of
+from deltaci.server.web.views.runs import exact_state, name_of
 
 TABS: Final = (
     ("", "Overview"),
@@ -45,7 +45,8 @@ def framed(
 def _about(run: Run) -> Child:
     over = run.updated_at if run.conclusion else None
     return [
-        span(badge(run.status, run.state), id="run-status", role="status"),
+        span(badge(run.status, exact_state(run)), id="run-status", role="status"),
+        stop_unconfirmed(run.stop_unconfirmed_until),
         a(run.project, href=f"/runs?{urlencode({'project': run.project})}") if run.project else None,
         code(run.branch) if run.branch else None,
         code(run.commit[:9]) if run.commit else None,
