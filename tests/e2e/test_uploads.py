@@ -22,7 +22,8 @@ from deltaci.server.auth.credentials import load_server_key
 from deltaci.server.secrets import Secrets
 from deltaci.storage.blobs import keys, open_blob_store
 from deltaci.storage.blobs.store import BlobStore, FolderBlobStore
-from tests.e2e.deployment import Deployment, deployed, on_loop
+from tests.e2e.deployment import LONG_TTL_SECONDS, Deployment, deployed, on_loop
+from tests.e2e.proxy import Cut, Exchange, Held
 from tests.storage.blobs.s3 import KEYS, served
 
 REPORT = """<testsuite name="s"><testcase classname="c" name="good" time="1.5"/>
@@ -86,6 +87,42 @@ async def test_what_a_job_leaves_behind_arrives(tmp_path: Path) -> None:
         text = place.log_of(record)
         assert "artifacts: no file matches 'missing/*'" in text.splitlines()
         assert [section.name for section in sections(text.encode())][-1] == "upload artifacts"
+
+
+async def lose_upload_report(exchange: Exchange) -> bytes:
+    """Lose the report that uploads begin; let everything else pass."""
+    if b"uploading" in exchange.body:
+        raise Cut
+    return await exchange.forward()
+
+
+@pytest.mark.proves("ORC-A5")
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_an_attempt_is_uploading_while_its_artifacts_are_sent(tmp_path: Path, is_lost: bool) -> None:
+    """The runner says so before the first of them; if that report is lost, the job succeeds all the same."""
+
+    @on_loop
+    async def story() -> None:
+        async with deployed(tmp_path, ttl_seconds=LONG_TTL_SECONDS) as place:
+            way = await place.way()
+            upload = way.on("artifacts", Held("request"))
+            if is_lost:
+                way.on("Heartbeat", lose_upload_report, 1_000_000)
+            place.start_runner("r1", way=way)
+            enqueued = await place.queue.enqueue(
+                {"steps": ["echo built > app"], "executor": "process", "artifacts": [{"path_glob": "app"}]}
+            )
+            await upload.came.wait()
+
+            uploading = await place.store.find(enqueued.id)
+            upload.go()
+            done = await place.outcome(enqueued.id)
+
+            assert uploading is not None
+            assert (uploading.state == "UPLOADING") == (not is_lost)
+            assert done.state == "SUCCEEDED"
+
+    story()
 
 
 @on_loop

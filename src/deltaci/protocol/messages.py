@@ -258,6 +258,9 @@ class Progress(Strict, frozen=True, kw_only=True):
     current_step: Annotated[Text, doc("the running step")] = ""
     step_index: Annotated[Count | None, doc("its index, from 0")] = None
     message: Annotated[ShortText, doc("one line for people")] = ""
+    phase: Annotated[
+        Literal["", "uploading"], doc("extension: `uploading` when the steps have ended and the uploads begin")
+    ] = ""
 
 
 class LogCursor(Strict, frozen=True, kw_only=True):

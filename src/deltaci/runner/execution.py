@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from msgspec import structs
@@ -233,16 +233,19 @@ class JobExecution:
             return structs.replace(result, error_code="BAD_SPEC", summary=self._log.masked_line(reason))
         return structs.replace(result, outputs=outputs)
 
-    async def collect(self, result: JobResult) -> JobResult:
+    async def collect(self, result: JobResult, report_upload: Callable[[], Awaitable[None]]) -> JobResult:
         """Upload new commits, artifacts and reports and return the result with them.
 
-        Save caches only after a success.
+        Save caches only after a success. Await `report_upload` before the first upload, if there is anything to upload.
         """
         spec, collected = self._spec, self._collector.collected
         if result.is_skipped:
             return result
         has_uploads = bool(spec.artifacts or spec.output_path or spec.caches or self._caches.has_unsaved)
+        is_committed = result.is_success and self._worktree_commits is not None
         try:
+            if has_uploads or is_committed:
+                await report_upload()
             if result.is_success and self._worktree_commits is not None:
                 await upload_bundle(self._job_context(), self._worktree_commits, collected)
             if has_uploads:

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,8 +26,10 @@ from deltaci.protocol.messages import (
     Artifact,
     CancelAck,
     Complete,
+    Heartbeat,
     HeartbeatAck,
     LeaseGranted,
+    LogCursor,
     Progress,
     RunnerMessage,
     ServerMessage,
@@ -211,7 +214,19 @@ class JobRunner:
                 self._is_cell_empty = await self._stopping
             self._is_cell_empty = await cell.close() and self._is_cell_empty
             await execution.close()
-        return result if self._is_stopped() else await execution.collect(result)
+        return result if self._is_stopped() else await execution.collect(result, partial(self._report_upload, log))
+
+    async def _report_upload(self, log: LogStream) -> None:
+        """Tell the server, once, that the uploads begin. If the report is lost, the result implies it."""
+        report = Heartbeat(
+            lease_id=self._granted.lease_id,
+            runner_id=self._runner_id,
+            ts=self._now(),
+            progress=Progress(phase="uploading"),
+            log_cursor=LogCursor(bytes_sent=log.bytes_sent),
+        )
+        with suppress(Unreachable, Refused):
+            await asyncio.to_thread(self._client.send, report)
 
     def _set_stop(self, stop: Callable[[], None] | None) -> None:
         """Set the function that stops the work that the runner itself does for the job; None while it does nothing."""

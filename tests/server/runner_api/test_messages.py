@@ -288,6 +288,32 @@ async def test_without_numbers_every_heartbeat_renews_and_times_order_the_progre
         assert (await record(lease)).progress == {"percent": 60}
 
 
+@pytest.mark.proves("ORC-A5")
+@BOTH
+@on_loop
+async def test_a_heartbeat_reports_that_the_uploads_begin(site: OpenSite, make: Make) -> None:
+    """The lease is renewed as by any heartbeat, also by a repeat; a cancel is answered as such, and stays."""
+    async with site() as here:
+        lease = await make(here)
+        await lease.send("AckLease")
+        await lease.send("Heartbeat")
+
+        for _ in range(2):
+            here.backend.after(60)
+            answer = await lease.send("Heartbeat", progress={"phase": "uploading"})
+            assert (answer.body["extend_lease"], answer.body["new_lease_ttl_seconds"]) == (True, 120)
+            assert (await record(lease)).state == attempt.UPLOADING
+        await cancel(lease)
+        canceling = await lease.send("Heartbeat", progress={"phase": "uploading"})
+
+        begun = [
+            event for event in await here.server.log() if event.to == attempt.UPLOADING and event.from_ != event.to
+        ]
+        assert [event.metadata["message"] for event in begun] == ["BeginUpload"]
+        assert canceling.body["cancel_requested"]
+        assert (await record(lease)).state == attempt.CANCEL_REQUESTED
+
+
 @pytest.mark.proves("PRO-M2", "PRO-M3", "PRO-M4", "PRO-M5", "PRO-M6")
 @BOTH
 @on_loop

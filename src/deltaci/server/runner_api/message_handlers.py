@@ -289,10 +289,13 @@ class MessageHandlers:
             except Refused as refused:
                 responses[index] = _refusal_response(message, refused)
         commands = await self._add_verdicts(commands, [messages[index] for index in indexes])
-        results = await self._engine.do_all(commands)
+        uploads = [command for index in indexes for command in _upload_commands(runner, messages[index])]
+        results = await self._engine.do_all([*uploads, *commands])
         if self._fleet is not None:
             sender_ids = {message.runner_id for message in messages if runner.may_speak_for(message.runner_id)}
             await self._fleet.mark_alive(runner.tenant, sender_ids, results)
+        # What happens to an upload report is in the answer to its heartbeat: one that comes too late changes nothing.
+        results = results[len(uploads) :]
         for index, result in zip(indexes, results, strict=True):
             message = messages[index]
             responses[index] = (
@@ -412,14 +415,25 @@ def _spec_or_ref(record: Attempt) -> tuple[JobSpec | None, str | None]:
     return None, f"{ROOT}specs/{quote(record.id)}"
 
 
-def _to_command(runner: Runner, message: RunnerMessage) -> Command:
+def _message_fields(runner: Runner, message: RunnerMessage) -> dict[str, Any]:
+    """Return the fields that every command has which follows from a message under a lease."""
     lease_ref = ids.lease_ref(message.lease_id)
-    fields: dict[str, Any] = {
+    return {
         "id": lease_ref.attempt_id,
         "actor": worker_actor(message.runner_id),
         "lease": lease_ref,
         "tenant": runner.tenant,
     }
+
+
+def _upload_commands(runner: Runner, message: RunnerMessage) -> list[Command]:
+    """Return the command to apply before a heartbeat that reports the begin of uploads; else none."""
+    is_uploading = isinstance(message, Heartbeat) and message.progress is not None and message.progress.phase
+    return [attempt.BeginUpload(**_message_fields(runner, message))] if is_uploading else []
+
+
+def _to_command(runner: Runner, message: RunnerMessage) -> Command:
+    fields = _message_fields(runner, message)
     match message:
         case AckLease():
             return attempt.Ack(**fields)
