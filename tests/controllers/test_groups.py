@@ -52,17 +52,17 @@ async def test_one_goes_on_at_a_time_in_the_order_of_their_creation(site: Opened
     async with site() as here:
         people = await here.project(upstream.url)
         runs = [await pushed(here, commit, branch) for branch in ("a", "b", "c")]
-        assert await states(people, runs) == ["QUEUED", "CREATED", "CREATED"]
+        assert await states(people, runs) == ["QUEUED", "PLANNING", "PLANNING"]
         assert (await people.get(f"/runs/{runs[0]}/plan")).body["group"].endswith("deploy")
         runner = await here.register_runner()
         await ended(here, runner, people, runs[0])
-        assert await states(people, runs) == ["REPORTED", "QUEUED", "CREATED"]
+        assert await states(people, runs) == ["REPORTED", "QUEUED", "PLANNING"]
 
     async with site() as again:
         again._names = 10
         people, runner = again.operator(), await again.register_runner()
         await again.settled()
-        assert await states(people, runs) == ["REPORTED", "QUEUED", "CREATED"]
+        assert await states(people, runs) == ["REPORTED", "QUEUED", "PLANNING"]
         await ended(again, runner, people, runs[1])
         assert await states(people, runs) == ["REPORTED", "REPORTED", "QUEUED"]
         await ended(again, runner, people, runs[2])
@@ -96,7 +96,7 @@ async def test_the_newest_takes_the_place_of_the_others(site: Opened, upstream: 
         lease = await runner.take()
 
         runs = [first, *[await pushed(here, commit, branch) for branch in ("b", "c")]]
-        assert await states(people, runs[::2]) == ["CANCEL_REQUESTED", "CREATED"]
+        assert await states(people, runs[::2]) == ["CANCEL_REQUESTED", "PLANNING"]
         assert (await runner.send(lease, "CancelAck", final_status="CANCELED", ts=TIME))["accepted"]
         await here.until(people, first, "REPORTED")
         await here.settled()

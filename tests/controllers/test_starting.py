@@ -133,7 +133,7 @@ async def test_a_run_that_is_cancelled_before_it_is_planned_ends(site: Opened, u
         assert (await people.post(f"/runs/{id}/cancel", {"reason": "enough"})).status == 200
         over = await here.until(people, id, "REPORTED")
 
-        assert waiting["state"] == "CREATED"
+        assert waiting["state"] == "PLANNING"
         assert (over["conclusion"], over["reason"]) == ("CANCELED", "enough")
         steps = (await people.get(f"/runs/{id}/transitions?view=workstreams")).body["transitions"]
         assert [(step["from"], step["to"]) for step in steps][1:] == [("planned", "ready"), ("ready", "cancelled")]

@@ -27,6 +27,13 @@ def a_start_after_a_cancel_during_planning(log: LogBuilder) -> None:
     log.queue()
 
 
+@breaks("plan")
+def a_plan_that_waits_for_its_group_after_its_deadline(log: LogBuilder) -> None:
+    log.create()
+    log.wait(61)
+    log.run("PLANNING", "group_awaited", concurrency_group="g")
+
+
 @breaks("orphan")
 def an_attempt_of_no_job(log: LogBuilder) -> None:
     log.create()

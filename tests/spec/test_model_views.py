@@ -149,6 +149,7 @@ SAMPLES: Final[dict[str, Any]] = {
     "error": "no plan",
     "failure": classify(Facts(exit_code=1)),
     "fingerprint": "f" * 32,
+    "group": "g",
     "is_passed": True,
     "is_success": True,
     "jobs": 1,

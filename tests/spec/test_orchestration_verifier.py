@@ -9,7 +9,7 @@ import pytest
 
 from deltaci.audit.verify import verify
 from deltaci.core import attempt, job, lease, run
-from deltaci.core.decide import CancelJob
+from deltaci.core.decide import CancelJob, Plan
 from deltaci.core.instants import rfc3339
 from tests.spec.scenes import ID
 from tests.support.lab import Lab, gate, task
@@ -78,6 +78,16 @@ def forced() -> Lab:
     return lab
 
 
+def group_awaited() -> Lab:
+    """A run whose plan waited for its concurrency group for longer than planning may take."""
+    lab = Lab()
+    lab.create()
+    lab.do(run.BeginPlanning(id="r1"))
+    lab.after(1).do(run.AwaitGroup(id="r1", group="deploy"))
+    lab.after(run.PLANNING_SECONDS).do(Plan(id="r1", jobs=(task("build"),), plan_hash="hash"))
+    return lab
+
+
 def unstarted() -> Lab:
     """A run whose queued job was canceled by a person."""
     lab = Lab().plan(task("build"), task("lint"))
@@ -86,11 +96,14 @@ def unstarted() -> Lab:
 
 
 SCENARIOS = {
-    build.__name__: build for build in (finished, failed, retried, lost, timed_out, run_timed_out, forced, unstarted)
+    build.__name__: build
+    for build in (finished, failed, retried, lost, timed_out, run_timed_out, forced, unstarted, group_awaited)
 }
 
 BREAKS: list[tuple[str, str, Position, str, Any]] = [
     ("ORC-R2", "finished", ("r1", run.CREATED, run.PLANNING), "to", run.CREATED),
+    ("ORC-R3", "group_awaited", ("r1", run.PLANNING, run.PLANNING), "metadata.concurrency_group", ""),
+    ("ORC-R3", "group_awaited", ("r1", run.CREATED, run.PLANNING), "metadata.plan_by", START),
     ("ORC-R5", "finished", ("r1/lint", job.QUEUED, job.RUNNING), "to", job.QUEUED),
     ("ORC-R7", "failed", ("r1", run.RUNNING, run.FAILED), "metadata.job_id", "r1/other"),
     ("ORC-R8", "forced", ("r1", run.RUNNING, run.CANCEL_REQUESTED), "metadata.reason", ""),

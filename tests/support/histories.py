@@ -78,6 +78,8 @@ class History:
         self.lab.do(run.BeginPlanning(id=id))
         if self.draw.random() < 0.05:
             self.lab.cancel_run(id)
+        if self.runs % 10 == 3:
+            self.lab.do(run.AwaitGroup(id=id, group="deploy"))
         if self.draw.random() < 0.1:
             self.lab.do(run.PlanFailed(id=id, error="no plan"))
             return

@@ -99,7 +99,7 @@ class Run(Record, frozen=True, kw_only=True):
     has_validation: bool = False
     timeout_seconds: int = TIMEOUT_SECONDS
     planning_seconds: int = PLANNING_SECONDS
-    plan_by: int = 0
+    plan_by: int = 0  # The planning deadline; 0 before planning begins, and while the plan waits for its group.
     started_at: int = 0
     cancel_reason: str = ""
     conclusion: str = ""
@@ -139,7 +139,13 @@ class Create(Command, frozen=True, kw_only=True):
 
 
 class BeginPlanning(Command, frozen=True, kw_only=True):
-    """Record that the planner starts to plan the run, and set the deadline of the plan."""
+    """Record that the planner starts to plan the run, before it fetches the commit; set the deadline of the plan."""
+
+
+class AwaitGroup(Command, frozen=True, kw_only=True):
+    """Stop the planning deadline: the plan waits until no earlier run of its concurrency group is active."""
+
+    group: str
 
 
 class PlanReady(Command, frozen=True, kw_only=True):
@@ -251,8 +257,14 @@ def _begin_planning(run: Run, _command: BeginPlanning, at: int) -> Transition:
     return PLANNING, {"plan_by": deadline}, {"plan_by": deadline}
 
 
+def _await_group(run: Run, command: AwaitGroup, _at: int) -> Transition | None:
+    if not run.plan_by:
+        return None
+    return PLANNING, {"plan_by": 0}, {"concurrency_group": command.group, "stops_clock": True}
+
+
 def _plan_ready(run: Run, command: PlanReady, at: int) -> Transition:
-    if at >= run.plan_by:
+    if run.plan_by and at >= run.plan_by:
         raise Refused(
             "not_eligible",
             f"the plan of run {run.id} came {(at - run.plan_by) / SECOND:.3f} s too late; start a new run",
@@ -275,6 +287,8 @@ def _plan_failed(_run: Run, command: PlanFailed, _at: int) -> Transition:
 
 
 def _time_out_planning(run: Run, _command: TimeOutPlanning, at: int) -> Transition:
+    if not run.plan_by:
+        raise Refused("not_due", f"run {run.id} waits for its concurrency group, which has no deadline")
     if at < run.plan_by:
         raise Refused(
             "not_due", f"the planner of run {run.id} has another {(run.plan_by - at) / SECOND:.3f} s; wait for it"
@@ -398,6 +412,8 @@ MACHINE: Final[Machine[Run]] = Machine(
          ORCHESTRATOR, "requested by a webhook, a person or a program", ("ORC-R1",)),
     Rule(CREATED, BeginPlanning, (Target(PLANNING, "run_created"),), _begin_planning,
          ORCHESTRATOR, "the planner starts", ("ORC-R1",)),
+    Rule(PLANNING, AwaitGroup, (Target(PLANNING, "group_awaited"),), _await_group,
+         ORCHESTRATOR, "planned, but an earlier run of its concurrency group is active", ("ORC-R3",)),
     Rule(PLANNING, PlanReady, (Target(QUEUED, "plan_returned"),), _plan_ready, ORCHESTRATOR,
          "the planner returned a plan and the jobs exist", ("ORC-R2", "WST-W1", "WST-WG1")),
     Rule(PLANNING, PlanFailed, (Target(PLAN_FAILED, "plan_failed", CRITICAL),), _plan_failed, ORCHESTRATOR,

@@ -51,7 +51,7 @@ def _job_due(record: Job) -> Due | None:
 
 
 def _run_due(record: Run) -> Due | None:
-    if record.state == run.PLANNING:
+    if record.state == run.PLANNING and record.plan_by:
         return record.plan_by, run.TimeOutPlanning
     timeout_at = record.start_by or (record.times_out_at if record.state in run.TIMED else 0)
     if run.may_start_jobs(record) and record.optional_until and not 0 < timeout_at <= record.optional_until:

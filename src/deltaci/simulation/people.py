@@ -34,6 +34,7 @@ from deltaci.simulation.scenario import Scenario, UserAction
 
 MAX_JOBS: Final = 5
 UNDECIDED_SECONDS: Final = 3600  # Until an approval expires, unless it expires sooner.
+AWAITED_GROUPS: Final = 0.05  # The share of plans that wait for a concurrency group.
 
 
 class People:
@@ -131,6 +132,9 @@ class People:
         client = self._client
         if client.happens("plan is missing", random):
             return
+        group_random = Random(f"{self._scenario.seed} {id} group")
+        if group_random.random() < AWAITED_GROUPS:
+            await client.submit("await", run.AwaitGroup(id=id, group="g", request_id=f"{id} group"), group_random)
         await asyncio.sleep((90.0 if client.happens("plan is late", random) else 3.0) * random.random())
         if client.happens("plan fails", random):
             if random.random() < 0.5:

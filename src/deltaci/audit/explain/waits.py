@@ -404,6 +404,11 @@ def _planning_clauses(context: ExplainContext, run: Run) -> Iterator[Clause]:
     event = context.last_event(run.id)
     if run.state == core_run.CREATED:
         yield Clause("planning", "waits for planning to start", run.id, event)
+    elif not run.plan_by:
+        event = context.last_event(run.id, "group_awaited") or event
+        group = one_line(event.metadata.get("concurrency_group", "")) if event is not None else ""
+        text = f"is planned and waits until no earlier run of its concurrency group {group} is active"
+        yield Clause("waiting_for_group", text, run.id, event)
     else:
         text = f"is being planned until {when(run.plan_by, context.now)}"
         yield Clause("planning", text, run.id, event, "Without a plan by then it fails.")

@@ -49,6 +49,7 @@ class RunMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=False)
     optional_until: Timestamp | None = None
     queue_keys: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None
     plan_by: Timestamp | None = None
+    concurrency_group: Name | None = None
     jobs: Count | None = None
     plan_hash: str | None = None
     error: str | None = None

@@ -6,7 +6,7 @@ tracked run. `check_transaction` runs after the last event of a transaction.
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from deltaci.audit.verify import not_needed
@@ -19,6 +19,8 @@ from deltaci.core import run as core_run
 
 if TYPE_CHECKING:
     from deltaci.audit.verify.canonical import CanonicalVerifier
+
+NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
 _START: Final = timedelta(seconds=core_run.START_SECONDS)
@@ -70,6 +72,10 @@ def check_planning(verifier: CanonicalVerifier, run: TrackedRun, event: EventLin
         if metadata.plan_by is None or metadata.plan_by <= event.at:
             verifier.flag("ORC-R3", f"run {run.id} starts planning without a deadline in the future", "plan_by")
         run.plan_by = metadata.plan_by or event.at
+    elif event.trigger == "group_awaited":
+        if event.at >= run.plan_by or not metadata.concurrency_group or not metadata.stops_clock:
+            verifier.flag("ORC-R3", f"run {run.id} stops its planning deadline", "before it, for a concurrency group")
+        run.plan_by = NEVER
     else:
         _check_remembered_cancel(verifier, run, event, metadata)
 

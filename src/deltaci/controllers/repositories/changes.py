@@ -33,7 +33,7 @@ from deltaci.core.backoff import backoff_seconds
 from deltaci.core.cascade import NewRecord
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
-from deltaci.core.run import Origin, Run
+from deltaci.core.run import PLANNING_SECONDS, Origin, Run
 from deltaci.engine.engine import Engine
 from deltaci.engine.requests import Overloaded
 from deltaci.forges.credentials import repository_path
@@ -49,7 +49,8 @@ CLAIM_SECONDS: Final = 600
 FIRST_WAIT_SECONDS: Final = 5
 MAX_WAIT_SECONDS: Final = 640
 MAX_TRIES: Final = 8
-PLANNING_SECONDS: Final = 3600
+# Of runs that no person started: their commits were fetched before, and a repository that is down may recover.
+UNATTENDED_PLANNING_SECONDS: Final = 3600
 MAX_REASON: Final = 1000
 MAX_FILES: Final = 200
 RUN_ID_BYTES: Final = 10
@@ -257,7 +258,7 @@ def run_of(
         tenant=kept.tenant,
         started_by=change.actor,
         origin=origin,
-        planning_seconds=PLANNING_SECONDS,
+        planning_seconds=PLANNING_SECONDS if change.event == "manual" else UNATTENDED_PLANNING_SECONDS,
         request_fingerprint=fingerprint,
     )
 

@@ -1,7 +1,7 @@
 """Plan runs of repositories: compile the pipeline file of the commit for the changed paths.
 
-Events announce runs; the stored list of runs without a plan is authoritative. A run stays CREATED while its repository
-is unreachable or its concurrency group is taken, and is PLANNING only while its plan is written. If a server stops in
+Events announce runs; the stored list of runs without a plan is authoritative. A run is PLANNING from before its commit
+is fetched. Its planning deadline does not count while its plan waits for its concurrency group. If a server stops in
 between, another one plans the run with the same result.
 """
 
@@ -26,11 +26,13 @@ from deltaci.core import decide, run
 from deltaci.core.backoff import backoff_seconds
 from deltaci.core.errors import Refused
 from deltaci.core.events import RUN, Event
+from deltaci.core.instants import SECOND
 from deltaci.core.listing import ALL_TENANTS, UNPLANNED
 from deltaci.core.machine import Command
 from deltaci.core.plan import plan_hash
 from deltaci.core.run import Run
 from deltaci.engine.engine import Engine
+from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.engine.requests import Overloaded
 from deltaci.git.command import GitFailed
 from deltaci.git.mirrors import Mirror, Mirrors
@@ -97,6 +99,15 @@ async def reasons_of(store: Store, record: Run) -> PlanReport | None:
     return _decode(document.body) if document is not None else None
 
 
+async def begin_planning(engine: Engine, store: Store, record: Run) -> Run:
+    """Start the run's planning deadline if it has not been started. Return the changed run."""
+    if run.MACHINE.rule(record.state, run.BeginPlanning) is None:
+        return record
+    [answer] = await engine.do_all([run.BeginPlanning(id=record.id)])
+    begun = await store.find(record.id) if isinstance(answer, Refused) else answer.record
+    return begun if isinstance(begun, Run) else record
+
+
 async def say_plan(engine: Engine, record: Run, order: decide.Plan | run.PlanFailed) -> Refused | None:
     """Submit a plan, or the failure to make one, for a run. Return the refusal of an invalid plan, else None."""
     orders: list[Command] = [order]
@@ -127,14 +138,18 @@ class RunPlanner:
         self.work_queue = KeyedWorkQueue("planner", self._work, resync=self._look, resync_seconds=RESYNC_SECONDS)
         self._tries: dict[str, int] = {}
         self._in_line: set[str] = set()  # Runs whose group is taken.
+        self._plannings: dict[str, asyncio.Task[None]] = {}  # By the id of the run.
 
     def on_events(self, events: Sequence[Event]) -> None:
         """Queue runs that can be planned now. The follower of the event log calls this."""
         # Of each run only how it is by now: one that is started with its plan is none of our business.
         states = {event.entity_id: event.to for event in events if event.entity == RUN}
+        canceled_ids = {event.entity_id for event in events if event.trigger == "cancel_requested"}
         for id, state in states.items():
-            if run.MACHINE.changes(state, run.BeginPlanning):
+            if run.MACHINE.changes(state, run.BeginPlanning) or (id in canceled_ids and state == run.PLANNING):
                 self.work_queue.add(id)
+            if id in self._plannings and (id in canceled_ids or run.is_over_state(state)):
+                self._plannings[id].cancel()
         if self._in_line and any(map(run.is_over_state, states.values())):
             for id in self._in_line:
                 self.work_queue.add(id)
@@ -168,7 +183,8 @@ class RunPlanner:
         if not await self._claims.take(id):
             return
         try:
-            await self._plan(record)
+            record = await begin_planning(self._engine, self._store, record)
+            await self._plan_until_over(record)
         except (Unavailable, Conflict, Overloaded):
             raise
         except PlanFailedError as problem:
@@ -183,7 +199,22 @@ class RunPlanner:
         finally:
             await self._claims.let_go(id)
 
+    async def _plan_until_over(self, record: Run) -> None:
+        """Plan the run, but stop when it is cancelled or its deadline has passed: its repository may never answer."""
+        planning = self._plannings[record.id] = asyncio.create_task(self._plan(record))
+        try:
+            await asyncio.wait({planning})
+        finally:
+            del self._plannings[record.id]
+            await cancel_and_wait(planning)
+        if not planning.cancelled():
+            planning.result()
+
     async def _plan(self, record: Run) -> None:
+        current = await self._store.find(record.id)
+        if not isinstance(current, Run) or current.cancel_reason:  # Cancelled before `_plannings` had this task.
+            self.work_queue.add(record.id)
+            return
         project = await self._projects.find(record.tenant, record.origin.project)
         kept = await self._changes.find(record.tenant, record.origin.change)
         if project is None or kept is None:
@@ -203,6 +234,7 @@ class RunPlanner:
         if plan.group:
             self._in_line.add(record.id)  # Before it asks: whoever ends meanwhile must not be missed.
             if not await self.groups.enter(record, plan):
+                await self._engine.do_all([run.AwaitGroup(id=record.id, group=plan.group)])
                 return
         self._in_line.discard(record.id)
         await self._write(record, plan, _reasons(plan, diff))
@@ -266,14 +298,19 @@ class RunPlanner:
             raise refused
 
     async def _try_again(self, record: Run, why: str) -> None:
-        """Schedule another try after a delay, or fail the planning after MAX_TRIES."""
+        """Schedule another try after a delay, or fail the planning after MAX_TRIES or before its deadline.
+
+        A planning that fails says why; one whose deadline passes cannot.
+        """
         tried = self._tries[record.id] = self._tries.get(record.id, 0) + 1
-        if tried >= MAX_TRIES:
+        delay = backoff_seconds(tried - 1, RETRY_SECONDS, MAX_RETRY_SECONDS)
+        if record.plan_by:
+            delay = min(delay, (record.plan_by - await self._store.now()) / SECOND - RETRY_SECONDS)
+        if tried >= MAX_TRIES or delay <= 0:
             await self._fail(record, [why])
             return
         LOGGER.warning("cannot plan run %s: %s; retrying", record.id, why)
-        loop = asyncio.get_running_loop()
-        loop.call_later(backoff_seconds(tried - 1, RETRY_SECONDS, MAX_RETRY_SECONDS), self.work_queue.add, record.id)
+        asyncio.get_running_loop().call_later(delay, self.work_queue.add, record.id)
 
 
 def _reasons(plan: Plan, diff: ChangedPaths) -> PlanReport:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from deltaci.controllers.repositories.changes import default_branch
-from deltaci.controllers.repositories.planner import say_plan
+from deltaci.controllers.repositories.planner import begin_planning, say_plan
 from deltaci.controllers.workstreams import files
 from deltaci.controllers.workstreams.context import WorkstreamContext, spec_of
 from deltaci.controllers.workstreams.records import Workstream
@@ -25,6 +25,7 @@ class WorkstreamPlanner:
     async def plan(self, stream: Workstream, record: Run) -> None:
         """Create the tasks. Asked again, it makes the same plan: where it begins is written down first."""
         spec = spec_of(stream)
+        record = await begin_planning(self._context.engine, self._context.store, record)
         if record.cancel_reason:  # Whatever it would do: it ends as soon as it has a plan.
             await self._say(record, decide.Plan(id=record.id, jobs=(), plan_hash=plan_hash(())))
             return

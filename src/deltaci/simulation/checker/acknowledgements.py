@@ -43,6 +43,7 @@ class AcknowledgementChecker:
                 "plan": entity.state not in ("CREATED", "PLANNING"),
                 "start": entity.state not in ("CREATED", "PLANNING"),
                 "begin": entity.state != "CREATED",
+                "await": entity.state != "PLANNING" or not entity.plan_by,
                 "validate": entity.state not in ("VALIDATING", "RUNNING"),
                 "report": entity.state == "REPORTED",
             }.get(action, True)

@@ -397,6 +397,10 @@ class HistoryChecker(OptionalJobsChecker):
             run.is_cancel_requested = True
         if event.to == "PLANNING" and event.from_ == "CREATED":
             run.plan_by = int(metadata["plan_by"])
+        elif event.trigger == "group_awaited":
+            if event.at >= run.plan_by:
+                raise Violation("plan", f"{subject} waits for its group after its planning deadline")
+            run.plan_by = 0
         elif event.from_ == "PLANNING" and event.from_ != event.to:
             self._check_plan(subject, run, event)
             run.queued_at = event.at
@@ -426,7 +430,7 @@ class HistoryChecker(OptionalJobsChecker):
 
         Planning may fail for want of a plan only after its deadline, and must fail soon after it.
         """
-        is_late = event.at >= run.plan_by
+        is_late = 0 < run.plan_by <= event.at
         if event.to == "QUEUED" and (is_late or event.metadata.get("jobs") != run.open_jobs):
             raise Violation(
                 "plan", f"{subject}: the plan came too late, or not all of its {run.open_jobs} jobs were created"

@@ -13,6 +13,7 @@ SECOND: Final = 1_000_000  # Times in the log are in microseconds.
 _TRANSITIONS: Final = """
 run -                                            CREATED          created                orchestrator,user
 run CREATED                                      PLANNING         run_created            orchestrator
+run PLANNING                                     =                group_awaited          orchestrator
 run PLANNING                                     QUEUED           plan_returned          orchestrator
 run PLANNING                                     PLAN_FAILED      plan_failed            orchestrator
 run PLAN_FAILED                                  FAILED           run_finalized          orchestrator
