@@ -76,10 +76,10 @@ class SupersedeController:
             while True:
                 lists = [runs_with_status(status), runs_of_project(kept.project)]
                 page = await self._store.page(ListQuery(tenant=kept.tenant, lists=lists, before=before, limit=PAGE))
-                for each in page.records:
-                    is_stopping = each.state == run.CANCEL_REQUESTED
-                    if isinstance(each, Run) and _is_same_place(each, kept.change) and not is_stopping:
-                        yield each
+                for record in page.records:
+                    is_stopping = record.state == run.CANCEL_REQUESTED
+                    if isinstance(record, Run) and _is_same_place(record, kept.change) and not is_stopping:
+                        yield record
                 before = page.next
                 if before is None:
                     break
