@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from deltaci.core.machine import Command
-from deltaci.core.run import BeginPlanning
+from deltaci.core.run import PLANNING_SECONDS, BeginPlanning
 from tests.contract.backends import on_loop
 from tests.controllers.site import RepositorySite
 from tests.support.upstream import PIPELINE, Upstream
@@ -144,7 +144,7 @@ async def test_a_run_that_is_cancelled_before_it_is_planned_ends(site: Opened, u
 async def test_a_run_whose_planning_takes_too_long_fails(
     site: Opened, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an hour, because it may have to clone the repository first."""
+    """After a minute, because a person waits for it."""
     async with site() as here:
         people = await here.project(upstream.url)
         planner = here.service.control_plane.repositories.planner
@@ -161,7 +161,7 @@ async def test_a_run_whose_planning_takes_too_long_fails(
         monkeypatch.setattr(planner._engine, "do_all", begin_and_hang)
         id = (await people.post("/runs", {"repository": "shop", "commit": upstream.first})).body["id"]
         await is_planning.wait()
-        here.backend.after(3590)
+        here.backend.after(PLANNING_SECONDS - 10)
         await here.service.engine.tick()
         before = await people.run(id)
         here.backend.after(11)

@@ -38,7 +38,7 @@ async def badges(here: ApiSite, caller: Caller, *paths: str) -> list[str]:
 
 
 @on_both_stores
-@pytest.mark.proves("STP-R8", "STP-S7", "MOD-V2")
+@pytest.mark.proves("STP-R8", "STP-S7")
 @within(60)
 async def test_a_run_keeps_its_status_until_its_runner_has_stopped(site: Opened) -> None:
     """A run that shows CANCELED while its process still deploys would be a lie."""
