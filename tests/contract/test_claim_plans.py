@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deltaci.core.attempt import Attempt
+from deltaci.core.attempt import STALE, Attempt
+from deltaci.core.timers import ready_at
 from deltaci.storage import sqlite
 from deltaci.storage.port import Store
 from deltaci.storage.sql import FIRST_READY, NEXT_QUEUE
@@ -27,6 +28,10 @@ async def fill(store: Store) -> None:
             waiting(f"{tenant}{n}", n, priority=n % 3, tenant=tenant, labels=("", "arm")[n % 2]) for n in range(WAITING)
         ]
         puts += [put(Attempt(id=f"{tenant}g{n}", tenant=tenant, group=f"g{n % 7}"), ready_at=n) for n in range(100)]
+        fenced = [Attempt(id=f"{tenant}s{n}", tenant=tenant, state=STALE, fence_until=n) for n in range(1, 100)]
+        puts += [put(record, ready_at=ready_at(record)) for record in fenced]
+        ended = [Attempt(id=f"{tenant}e{n}", tenant=tenant, group=f"g{n}", fence_until=START) for n in range(100)]
+        puts += [put(record, is_terminal=True) for record in ended]
         await write(store, *puts)
 
 
@@ -52,6 +57,9 @@ async def test_sqlite_reads_along_the_index(tmp_path: Path) -> None:
         assert on_records
         assert all("records_ready (tenant=?" in step and "SEARCH" in step for step in on_records), plan
         assert all("(tenant=? AND group_name=?" in step and "SEARCH" in step for step in on_groups), plan
+        fences = [step for step in plan if "group_fences" in step]
+        assert all("SEARCH group_fences USING PRIMARY KEY (tenant=? AND group_name=?)" in step for step in fences), plan
+        assert bool(fences) == bool(on_groups)
         assert not [step for step in plan if "B-TREE" in step], plan
     for sql, values in ((NEXT_QUEUE, ["a", "arm"]), (FIRST_READY, ["a", "arm", START, 1])):
         marked = sql.format("?1", "?2", "?3", "?4")

@@ -69,6 +69,16 @@ def ready_at(record: Record) -> int | None:
     return None
 
 
+def group_fence(record: Record) -> int | None:
+    """Return until when an ended attempt keeps its concurrency group, or None if it freed the group at its end.
+
+    It keeps the group as long as the runner that lost it may still execute it.
+    """
+    if type(record) is Attempt and record.group and record.fence_until > record.updated_at:
+        return record.fence_until
+    return None
+
+
 def is_over(record: Record) -> bool:
     """Return whether the record is in a terminal state, so that it may leave the tables of active records."""
     return record.state in _TERMINAL[type(record)]

@@ -16,6 +16,7 @@ import msgspec
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event, with_seq
 from deltaci.core.machine import Record
+from deltaci.core.timers import group_fence
 from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, decode_record, encode
 from deltaci.storage.commit_hints import CommitHints
 from deltaci.storage.document_backends import MemoryDocuments
@@ -73,13 +74,16 @@ class _Row(msgspec.Struct, frozen=True):
     ended_at: int
     body: bytes
     group: str = ""
+    group_fence: int | None = None
 
     @property
     def held_until(self) -> int | None:
         """Until when the record holds its concurrency group, or None if it does not hold one."""
         if not self.group:
             return None
-        return NO_END if self.due_at is not None else self.ready[1][1] if self.ready is not None else None
+        if self.due_at is not None:
+            return NO_END
+        return self.ready[1][1] if self.ready is not None else self.group_fence
 
 
 class MemoryStore:
@@ -267,11 +271,11 @@ class MemoryStore:
         if old_row is not None and old_row.due_at is not None:
             del self._due_times[bisect_left(self._due_times, (old_row.due_at, id))]
             self._count_lease(old_row, -1)
-        if old_row is not None and old_row.held_until is not None:
-            holders = self._group_holders[old_row.tenant, old_row.group]
-            del holders[bisect_left(holders, (old_row.held_until, id))]
+        if any_old_row is not None and any_old_row.held_until is not None:
+            holders = self._group_holders[any_old_row.tenant, any_old_row.group]
+            del holders[bisect_left(holders, (any_old_row.held_until, id))]
             if not holders:
-                del self._group_holders[old_row.tenant, old_row.group]
+                del self._group_holders[any_old_row.tenant, any_old_row.group]
         if row is not None:
             self._rows[id] = row
             if row.ready is not None:
@@ -279,11 +283,12 @@ class MemoryStore:
             if row.due_at is not None:
                 insort(self._due_times, (row.due_at, id))
                 self._count_lease(row, 1)
-            if row.held_until is not None:
-                insort(self._group_holders.setdefault((row.tenant, row.group), []), (row.held_until, id))
         if finished is not None:
             self._finished_rows[id] = finished
-        self._update_job_index(id, any_old_row, row or finished)
+        new_row = row or finished
+        if new_row is not None and new_row.held_until is not None:
+            insort(self._group_holders.setdefault((new_row.tenant, new_row.group), []), (new_row.held_until, id))
+        self._update_job_index(id, any_old_row, new_row)
 
     def _count_lease(self, row: _Row, change: int) -> None:
         if row.kind == ATTEMPT_KIND:
@@ -412,6 +417,7 @@ def _row(put: Put) -> _Row:
         record.updated_at,
         encode(record),
         group_name(record) or "",
+        group_fence(record) if put.is_terminal else None,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -19,6 +19,7 @@ from deltaci.core.events import Event
 from deltaci.core.job import Job
 from deltaci.core.listing import ListKey
 from deltaci.core.machine import Record, request_id_of
+from deltaci.core.timers import group_fence
 from deltaci.core.worker import required_labels
 from deltaci.storage import commit_hints
 
@@ -161,7 +162,8 @@ class LockGroup(msgspec.Struct, frozen=True):
     """Lock a concurrency group of the tenant until this transaction ends.
 
     Answer: the id of the attempt that holds the group, "" if none does, or `CONTENDED` if another transaction has the
-    lock. An attempt holds its group while it has a live lease, and after a lost lease until it may be claimed again.
+    lock. An attempt holds its group while it has a live lease and as long as the runner that lost it may still execute
+    it, also after its own end.
     """
 
     tenant: str
@@ -277,6 +279,24 @@ def ready_counts(write: Write) -> dict[tuple[str, str], int]:
     for tenant in write.freed_tenants:
         counts[tenant, FREED_CAPACITY] = 1
     return counts
+
+
+class GroupFence(NamedTuple):
+    """A concurrency group that an ended attempt holds until a time, because its runner may still execute it."""
+
+    tenant: str
+    group: str
+    fence_until: int
+    attempt_id: str
+
+
+def group_fences(write: Write) -> list[GroupFence]:
+    """Return the groups that the ended attempts of this write keep, sorted, so that no two writers deadlock."""
+    return sorted(
+        GroupFence(put.record.tenant, put.record.group, fence_until, put.record.id)
+        for put in write.puts
+        if put.is_terminal and isinstance(put.record, Attempt) and (fence_until := group_fence(put.record)) is not None
+    )
 
 
 Request = (
@@ -482,7 +502,10 @@ class Store(Protocol):
         ...
 
     async def group_holder(self, tenant: str, group: str) -> str:
-        """Return the id of the attempt that holds this concurrency group, or an empty string if none does."""
+        """Return the id of the attempt that holds this concurrency group, or an empty string if none does.
+
+        It may have ended: see `LockGroup`.
+        """
         ...
 
     async def last_seq(self) -> int:

@@ -60,7 +60,14 @@ from deltaci.storage.postgres_write import (
     remove_from_lists,
     write_batch,
 )
-from deltaci.storage.sql import GROUP_HOLDER, GROUP_IS_FREE, ON_LIST, POSTPONE, QUEUE_KEYS
+from deltaci.storage.sql import (
+    DELETE_GROUP_FENCES,
+    GROUP_HOLDER,
+    GROUP_IS_FREE,
+    ON_LIST,
+    POSTPONE,
+    QUEUE_KEYS,
+)
 from deltaci.storage.sql_store import SqlStore
 
 MAX_CONCURRENT_TRANSACTIONS: Final = 3
@@ -149,6 +156,7 @@ _DELETE_DOCUMENT: Final = DELETE.format(m="$")
 _DELETE_FINISHED: Final = (
     "DELETE FROM history WHERE id IN (SELECT id FROM history WHERE ended_at < $1 LIMIT $2) RETURNING id, kind, body"
 )
+_DELETE_GROUP_FENCES: Final = DELETE_GROUP_FENCES.format("$1")
 _DELETE_CHUNKS: Final = (
     "WITH old AS (SELECT last_seq FROM chunks WHERE at < $1 ORDER BY last_seq LIMIT $2), "
     "scoped AS (DELETE FROM chunk_scopes s USING old WHERE s.last_seq = old.last_seq) "
@@ -395,6 +403,7 @@ class PostgresStore(SqlStore):
         try:
             async with self._require_open().acquire() as connection, connection.transaction():
                 deleted = await connection.fetch(_DELETE_FINISHED, finished_before, limit)
+                await connection.execute(_DELETE_GROUP_FENCES, finished_before)
                 await remove_from_lists(
                     connection, removals(decode_record(*row) for row in deleted if row[1] in LISTED_KINDS)
                 )

@@ -22,16 +22,27 @@ QUEUE_KEYS: Final = """
     SELECT key FROM keys WHERE key IS NOT NULL
 """
 
-# The attempt that holds a group of a tenant at a time: by a live lease, or after a lost one until it is ready again.
+# The attempt that holds a group of a tenant at a time: by a live lease, after a lost one until it is ready again, or
+# after its end until its runner must have stopped.
 GROUP_HOLDER: Final = (
     "SELECT id FROM records WHERE tenant = {0} AND group_name = {1} AND due_at IS NOT NULL "
-    "UNION ALL SELECT id FROM records WHERE tenant = {0} AND group_name = {1} AND ready_at > {2} LIMIT 1"
+    "UNION ALL SELECT id FROM records WHERE tenant = {0} AND group_name = {1} AND ready_at > {2} "
+    "UNION ALL SELECT attempt_id FROM group_fences WHERE tenant = {0} AND group_name = {1} AND fence_until > {2} "
+    "LIMIT 1"
 )
-# Whether the group of `r` is free. Without EXISTS, for which a database might read all groups at once; this is two
+# Whether the group of `r` is free. Without EXISTS, for which a database might read all groups at once; this is three
 # probes of small indexes.
 GROUP_IS_FREE: Final = f"(r.group_name IS NULL OR ({GROUP_HOLDER.format('r.tenant', 'r.group_name', '{0}')}) IS NULL)"
 
 ON_LIST: Final = "WHERE id IN (SELECT id FROM listed WHERE tenant = {0} AND list = {1})"
+
+# The parameters are the fields of a GroupFence.
+PUT_GROUP_FENCE: Final = (
+    "INSERT INTO group_fences VALUES ({0}, {1}, {2}, {3}) ON CONFLICT (tenant, group_name) DO UPDATE "
+    "SET fence_until = excluded.fence_until, attempt_id = excluded.attempt_id "
+    "WHERE group_fences.fence_until < excluded.fence_until"
+)
+DELETE_GROUP_FENCES: Final = "DELETE FROM group_fences WHERE fence_until < {0}"
 
 POSTPONE: Final = (
     "UPDATE records SET ready_at = CASE WHEN ready_at IS NULL THEN NULL ELSE {0} END, "

@@ -49,16 +49,19 @@ from deltaci.storage.port import (
     Transaction,
     Unavailable,
     Write,
+    group_fences,
     matches_labels,
     matching_queue_keys,
     run_transaction,
     wall_clock,
 )
 from deltaci.storage.sql import (
+    DELETE_GROUP_FENCES,
     GROUP_HOLDER,
     GROUP_IS_FREE,
     ON_LIST,
     POSTPONE,
+    PUT_GROUP_FENCE,
     QUEUE_KEYS,
     insert_values,
 )
@@ -80,6 +83,8 @@ _UPDATE: Final = (
 )
 _KEYS: Final = QUEUE_KEYS.format("?")
 _POSTPONE: Final = POSTPONE.format("?", "?")
+_PUT_GROUP_FENCE: Final = PUT_GROUP_FENCE.format(*"????")
+_DELETE_GROUP_FENCES: Final = DELETE_GROUP_FENCES.format("?")
 _DELETE: Final = "DELETE FROM records WHERE id = ? AND version = ?"
 _INSERT_HISTORY: Final = (
     "INSERT INTO history SELECT ?, ?, ?, ?, ? WHERE NOT EXISTS (SELECT 1 FROM records WHERE id = ?) "
@@ -331,6 +336,8 @@ class SqliteStore(SqlStore):
         moved = [put for put in finished if put.version]
         self._write_guarded(connection, _DELETE, [(put.record.id, put.version) for put in moved], moved)
         self._write_guarded(connection, _INSERT_HISTORY, [_history_values(put) for put in finished], finished)
+        if fences := group_fences(write):
+            connection.executemany(_PUT_GROUP_FENCE, fences)
         if write.list_changes:
             self._write_lists(connection, write.list_changes)
         if write.moved_requests:
@@ -426,6 +433,7 @@ class SqliteStore(SqlStore):
 
     def _prune(self, connection: sqlite3.Connection, finished_before: int, events_before: int, limit: int) -> int:
         deleted = connection.execute(_DELETE_FINISHED, (finished_before, limit)).fetchall()
+        connection.execute(_DELETE_GROUP_FENCES, (finished_before,))
         self._write_lists(connection, removals(decode_record(*row) for row in deleted if row[1] in LISTED_KINDS))
         for sql in (_DELETE_MOVED, _DELETE_GRANTS):
             connection.executemany(sql, [(row[0],) for row in deleted])
