@@ -8,6 +8,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from deltaci.controllers.repositories.poller import push
 from tests.contract.backends import Backend, on_loop
 from tests.controllers.site import PROJECT, RepositorySite, opened
@@ -103,6 +105,35 @@ async def test_the_newest_takes_the_place_of_the_others(site: Opened, upstream: 
 
         assert await states(people, runs) == ["REPORTED", "REPORTED", "QUEUED"]
         assert (await people.run(first))["reason"].startswith("superseded: run ")
+
+
+@pytest.mark.proves("MOD-5")
+@on_loop
+async def test_the_newest_waits_for_a_runner_that_did_not_confirm_that_it_stopped(
+    site: Opened, upstream: Upstream, backend: Backend
+) -> None:
+    """It may work until its lease would have ended: two deployments never overlap."""
+    commit = upstream.push({".deltaci.yml": pipeline("true")})
+    async with site() as here:
+        people = await here.project(upstream.url)
+        first = await pushed(here, commit, "a")
+        await (await here.register_runner()).take()
+        runs = [first, await pushed(here, commit, "b")]
+        backend.after(31)
+        await here.until(people, first, "REPORTED")
+        planner = here.service.control_plane.repositories.planner
+
+        for seconds in (0, 85):
+            backend.after(seconds)
+            await planner.groups.prune()
+            await planner.resync()
+            await here.settled()
+            assert await states(people, runs) == ["REPORTED", "CREATED"]
+
+        backend.after(10)
+        await planner.resync()
+        await here.settled()
+        assert await states(people, runs) == ["REPORTED", "QUEUED"]
 
 
 @on_loop

@@ -2,7 +2,8 @@
 
 Runs wait in order of creation; with `cancel-in-progress` the newest run cancels the others. A group is one document
 with the holder and the waiting runs, written with a version check, so that servers agree. A holder that has ended
-counts as none, so that nothing has to be released.
+counts as none, so that nothing has to be released, unless one of its jobs may still run: a runner that did not confirm
+that it stopped may work until its lease would have ended.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import msgspec
 from deltaci.controllers.projects import of
 from deltaci.controllers.repositories.change_records import digest
 from deltaci.core import run
+from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
+from deltaci.core.ids import attempt_id
 from deltaci.core.listing import ALL_TENANTS
 from deltaci.core.run import Run
 from deltaci.engine.engine import Engine
 from deltaci.pipeline.planning.plan import Plan
-from deltaci.storage.port import Conflict, Document, Store, Unavailable
+from deltaci.storage.port import Conflict, Document, Store, Unavailable, load_jobs
 
 KIND: Final = "run-group"
 MAX_WAITING: Final = 1000
@@ -60,13 +63,15 @@ class ConcurrencyGroups:
             if plan.cancels_in_progress and not await self._is_last(record, [*others, *([holder] if holder else [])]):
                 return False
             line = sorted({*((each.created_at, each.id) for each in others), (record.created_at, record.id)})
-            is_next = holder is None and line[0][1] == record.id
+            is_fenced = holder is None and await self._may_still_run(group.holder)
+            is_next = holder is None and not is_fenced and line[0][1] == record.id
             if is_next:
                 line = line[1:]
             if len(line) > MAX_WAITING:
                 await self._cancel(record, f"more than {MAX_WAITING} runs wait in the group {plan.group!r}")
                 return False
-            wanted = ConcurrencyGroup(record.id if is_next else (holder.id if holder else ""), tuple(line))
+            holder_id = group.holder if holder is not None or is_fenced else ""
+            wanted = ConcurrencyGroup(record.id if is_next else holder_id, tuple(line))
             if wanted == group:
                 return is_next
             try:
@@ -100,14 +105,26 @@ class ConcurrencyGroups:
         found = await self._store.find_all([id for id in dict.fromkeys(ids) if id])
         return {each.id: each for each in found if isinstance(each, Run) and not run.is_over(each)}
 
+    async def _may_still_run(self, run_id: str) -> bool:
+        """Return whether a runner may still execute a job of a run that has ended."""
+        if not run_id:
+            return False
+        jobs = await self._store.read(lambda: load_jobs(run_id))
+        records = await self._store.find_all([attempt_id(job.id, job.attempts) for job in jobs if job.attempts])
+        now = self._engine.clock.read(await self._store.now())
+        return any(
+            isinstance(record, Attempt) and (record.lease is not None or record.fence_until > now) for record in records
+        )
+
     async def prune(self) -> None:
-        """Delete the groups without live runs."""
+        """Delete the groups without live runs whose last run has surely stopped."""
         after = ""
         while True:
             documents = await self._store.list_documents(KIND, ALL_TENANTS, after=after, limit=PAGE)
             for each in documents:
                 group = _decode(each.body)
-                if not await self._live([group.holder, *(id for _, id in group.waiting)]):
+                is_live = await self._live([group.holder, *(id for _, id in group.waiting)])
+                if not is_live and not await self._may_still_run(group.holder):
                     await self._store.delete_document(KIND, ALL_TENANTS, each.name, each.version)
             if len(documents) < PAGE:
                 return
