@@ -28,6 +28,7 @@ SURFACES: Final = {
     "conformance/test_server_kit": "runner protocol",
     "contract/test_queue": "queue library",
     "contract/test_request_ids": "queue library",
+    "contract/test_stalled_jobs": "queue library",
     "contract/test_tenants": "queue library",
     "contract/test_worker": "queue library",
     "controllers/test_projects": "REST API",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deltaci.client import ApiError, AsyncClient, Client, Unreachable
-    from deltaci.core.errors import JobCanceled, Refused, StaleLease
+    from deltaci.core.errors import JobCanceled, LeaseLost, Refused, StaleLease
     from deltaci.engine.queue import NewJob
     from deltaci.engine.worker import Task, Worker
     from deltaci.library import AsyncQueue, Queue
@@ -24,6 +24,7 @@ __all__ = [
     "AsyncQueue",
     "Client",
     "JobCanceled",
+    "LeaseLost",
     "NewJob",
     "Queue",
     "Refused",
@@ -41,6 +42,7 @@ _MODULES = {
     "AsyncQueue": "deltaci.library",
     "Client": "deltaci.client",
     "JobCanceled": "deltaci.core.errors",
+    "LeaseLost": "deltaci.core.errors",
     "NewJob": "deltaci.engine.queue",
     "Queue": "deltaci.library",
     "Refused": "deltaci.core.errors",

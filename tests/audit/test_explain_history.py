@@ -242,6 +242,7 @@ LOSSES = {
     attempt.LEASE_EXPIRED: "Worker w1 lost attempt 1 of build, because it sent no heartbeat in time",
     attempt.NOT_ACCEPTED: "Worker w1 lost attempt 1 of build, because it did not accept it in time",
     attempt.HANDED_BACK: "Worker w1 handed attempt 1 of build back",
+    attempt.STALLED: "ada took attempt 1 of build away from worker w1",
 }
 
 
@@ -258,6 +259,7 @@ def test_a_lost_lease_names_the_worker_the_cause_and_the_next_worker(loss: str) 
         attempt.LEASE_EXPIRED: (121, attempt.Expire(id="r1/build.1")),
         attempt.NOT_ACCEPTED: (31, attempt.RevokeUnaccepted(id="r1/build.1")),
         attempt.HANDED_BACK: (5, attempt.Stall(id="r1/build.1", reason=attempt.HANDED_BACK)),
+        attempt.STALLED: (5, attempt.Stall(id="r1/build.1", actor="user:ada")),
     }
     seconds, command = causes[loss]
     lab.after(seconds).do(command)
@@ -268,6 +270,10 @@ def test_a_lost_lease_names_the_worker_the_cause_and_the_next_worker(loss: str) 
         explanation = why(lab, record)
         text = entry(explanation, "lease_lost" if is_lost else "handed_back").text
         after = "That was loss 1, and 2 are allowed." if is_lost else "This does not count as a loss."
+        if loss == attempt.STALLED:
+            after += (
+                " It can be claimed from 2026-01-04 08:02:00 UTC on: until then the worker may still be running it."
+            )
         assert text == f"{LOSSES[loss]} (lease 1, {loss}). {after}"
         gave = "had lost it" if is_lost else "had handed it back"
         assert entry(explanation, "claimed_again").text == (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from deltaci.audit.explain import Explanation, Reason
@@ -334,15 +335,36 @@ def test_after_a_lost_lease_the_wait_lasts_until_the_last_worker_must_have_stopp
     lab.register("w1")
     lab.register("w2")
     lab.send(attempt.Start, lab.claim(lab.attempt("build")))
-    lab.after(20)
-    for command in (attempt.Stall, attempt.Requeue):
-        lab.do(command(id="r1/build.1"))
+    lab.after(20).do(attempt.Stall(id="r1/build.1", actor="user:ada"))
 
     reason = only(why(lab, lab.job("build")), "fence")
 
-    assert "cannot be claimed before 2026-01-04 08:02:00 UTC (in 1 min 40 s)" in reason.text
+    assert "waits until 2026-01-04 08:02:00 UTC (in 1 min 40 s), when its last lease ends" in reason.text
     assert "worker w1, which lost it, may still be running it" in reason.text
-    assert why(lab, lab.run()).summary.startswith("Run r1 waits (0 of 1 job have ended): job build cannot be claimed")
+    assert why(lab, lab.run()).summary.startswith("Run r1 waits (0 of 1 job have ended): job build waits until 2026")
+    assert only(why(lab.after(100), lab.job("build")), "waiting_for_worker").at == START + 20 * SECOND
+
+
+def test_a_job_of_a_group_waits_until_the_runner_of_a_job_that_was_ended_by_force_must_have_stopped() -> None:
+    """The job that holds the group has ended, so that its state does not explain the wait."""
+    lab = Lab().plan(task("deploy", group="prod"), id="r0")
+    lab.register("w1")
+    lab.send(attempt.Start, lab.claim(lab.attempt("deploy", run_id="r0")))
+    lab.cancel_run("r0")
+    lab.after(30).do(attempt.ForceCancel(id="r0/deploy.1"))
+    lab.plan(task("deploy", group="prod"))
+    holder = lab.attempt("deploy", run_id="r0")
+
+    explanation = why(
+        lab, lab.job("deploy"), groups={"prod": holder.id}, group_fences={holder.group: holder.fence_until}
+    )
+
+    reason = only(explanation, "waiting_for_group")
+    assert "waits for group prod until 2026-01-04 08:02:00 UTC (in 1 min 30 s)" in reason.text
+    assert (
+        "when the last lease of job deploy of run r0 ends: until then its worker may still be running it" in reason.text
+    )
+    assert reason.about == "r0/deploy"
 
 
 def test_a_job_of_a_silent_worker_names_the_end_of_its_lease() -> None:
@@ -475,13 +497,14 @@ def test_the_plain_queue_does_not_know_all_workers(key: str, subject: str) -> No
     assert reason.text == f"Job q1 waits until {subject} the queue for work."
 
 
-def test_an_attempt_taken_from_its_worker_by_hand_says_how_to_requeue_it() -> None:
+def test_an_attempt_that_an_older_version_stalled_too_often_says_what_to_do() -> None:
     """Nothing happens to it by itself."""
     lab = Lab()
-    lab.send(attempt.Start, lab.claim(lab.enqueue("q1")))
+    lab.send(attempt.Start, lab.claim(lab.enqueue("q1", max_lost_leases=1)))
     lab.do(attempt.Stall(id="q1", actor="user:ada"))
+    lab.unit.records["q1"] = msgspec.structs.replace(lab.queued(), lost_leases=2)
 
     reason = only(why(lab, lab.queued()), "stalled")
 
-    assert "was taken from worker w1 by ada" in reason.text
-    assert "Requeue it, or let a worker claim it from 2026-01-04 08:02:00 UTC (in 2 min) on." in reason.text
+    assert "was taken from worker w1 by ada and waits to be requeued" in reason.text
+    assert "Requeue it: it was lost too often and will fail." in reason.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -9,7 +10,9 @@ import pytest
 
 from deltaci.audit.verify import verify
 from deltaci.core import attempt
+from deltaci.core.decide import CancelJob
 from deltaci.core.events import worker_actor
+from tests.spec.logs import altered, line_of
 from tests.support.lab import Lab, task
 
 FAMILY = {"family": "os", "is_family_fail_fast": True}
@@ -111,8 +114,90 @@ def test_a_claim_in_a_group_whose_last_worker_may_still_run_is_reported() -> Non
     lab = Lab().plan(task("a", group="g"), task("b", group="g"))
     lab.send(attempt.Start, lab.claim(lab.attempt("a")))
     lab.after(10).do(attempt.Stall(id="r1/a.1"))
-    lab.do(attempt.Requeue(id="r1/a.1"))
 
     lab.do(attempt.Grant(id="r1/b.1", actor=worker_actor("w2"), fingerprint="f" * 64))
 
     assert {violation.rule for violation in verify(lab.canonical(), "canonical").violations} == {"MOD-D3"}
+
+
+def forced_cancel() -> Lab:
+    """Return a lab in which a job of a group was cancelled by force 90 s before the end of its lease."""
+    lab = Lab().plan(task("a", group="g"), task("b", group="g"))
+    lab.send(attempt.Start, lab.claim(lab.attempt("a")))
+    lab.do(CancelJob(id="r1/a", actor="user:ada"))
+    lab.after(30).do(attempt.ForceCancel(id="r1/a.1"))
+    return lab
+
+
+def timeout() -> Lab:
+    """Return a lab in which a job of a group timed out 90 s before the end of its lease."""
+    lab = Lab().plan(task("a", group="g", timeout_seconds=30), task("b", group="g"))
+    lab.send(attempt.Start, lab.claim(lab.attempt("a")))
+    lab.after(30).do(attempt.TimeOut(id="r1/a.1"))
+    return lab
+
+
+def without_fences(log: list[dict[str, Any]]) -> None:
+    """Make the log one of an older version, whose events do not name the end of a fence."""
+    for line in log:
+        line["metadata"].pop("fence_until", None)
+
+
+@pytest.mark.proves("MOD-D3", "MOD-5")
+@pytest.mark.parametrize("end", [forced_cancel, timeout])
+def test_a_claim_in_a_group_after_an_end_by_force_is_reported(end: Callable[[], Lab]) -> None:
+    """The runner may work until its lease would have ended; older versions freed the group at once."""
+    lab = end()
+
+    lab.after(89).do(attempt.Grant(id="r1/b.1", actor=worker_actor("w2"), fingerprint="f" * 64))
+
+    assert altered(lab.canonical(), lambda log: None) == {"MOD-D3"}
+    assert altered(lab.canonical(), without_fences) == set()
+    later = end()
+    later.after(90).claim(later.attempt("b"))
+    later.verified()
+
+
+@pytest.mark.proves("MOD-5")
+def test_a_fence_that_does_not_end_with_the_lease_is_reported() -> None:
+    """With another time, or where the runner has stopped, the log promises something that was not kept."""
+    lab = forced_cancel()
+    number = line_of(lab, "r1/a.1", attempt.CANCELED)
+    other_time = {"fence_until": "2026-01-04T08:01:59Z"}
+
+    assert "MOD-5" in altered(lab.canonical(), lambda log: log[number]["metadata"].update(other_time))
+
+    finished = Lab().plan(task("a"))
+    finished.complete(finished.claim(finished.attempt("a")))
+    number = line_of(finished, "r1/a.1", attempt.SUCCEEDED)
+    assert "MOD-5" in altered(finished.canonical(), lambda log: log[number]["metadata"].update(other_time))
+
+
+@pytest.mark.proves("MOD-5", "QUE-L1")
+def test_a_log_of_an_older_version_that_queued_a_fenced_attempt_at_once_is_legal() -> None:
+    """It queued the attempt with a `run_at` in the future."""
+    lab = Lab().plan(task("a", group="g"), task("b", group="g"))
+    lab.send(attempt.Start, lab.claim(lab.attempt("a")))
+    lab.after(10).do(attempt.Stall(id="r1/a.1"))
+    lab.after(110).do(attempt.Requeue(id="r1/a.1"))
+    lab.claim(lab.attempt("a"), by="w2")
+    stalled = line_of(lab, "r1/a.1", attempt.STALE)
+
+    def make_older(log: list[dict[str, Any]], run_at: str) -> None:
+        without_fences(log)
+        log[stalled]["metadata"]["reason"] = "WORKER_LOST"
+        log[stalled + 2].update(at=log[stalled]["at"], metadata={"run_at": run_at})
+
+    assert altered(lab.canonical(), lambda log: make_older(log, "2026-01-04T08:02:00.000000Z")) == set()
+    assert altered(lab.canonical(), lambda log: make_older(log, "2026-01-04T08:01:59.000000Z")) == {"MOD-5"}
+
+
+@pytest.mark.proves("ORC-A7")
+def test_a_lost_attempt_that_stays_stale_without_a_fence_is_reported() -> None:
+    """Only a fence keeps it from the queue."""
+    lab = Lab().plan(task("a"))
+    lab.send(attempt.Start, lab.claim(lab.attempt("a")))
+    lab.after(120).do(attempt.Expire(id="r1/a.1"))
+    number = line_of(lab, "r1/a.1", attempt.STALE) + 2
+
+    assert "ORC-A7" in altered(lab.canonical(), lambda log: log.pop(number))

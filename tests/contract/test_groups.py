@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import pytest
@@ -14,6 +15,8 @@ from deltaci.core.events import Event
 from deltaci.core.failures import Facts
 from deltaci.core.job import JobSpec
 from deltaci.core.run import Run
+from deltaci.engine.engine import Claim
+from deltaci.engine.waiters import ClaimWaiters
 from deltaci.storage.port import CountLiveLeases, FindReady, LockGroup, Store, StoredRecord
 from tests.contract.backends import Backend, Server, ask, on_loop, put, write
 from tests.contract.test_quota import end
@@ -195,14 +198,10 @@ async def test_a_claim_by_name_succeeds_only_if_the_group_is_free(backend: Backe
 async def test_a_lost_lease_keeps_the_group_until_its_end_and_no_longer(backend: Backend) -> None:
     """The group follows from a live lease: a dead runner does not occupy it for ever."""
     async with backend.server() as server:
-        await server.register("w1")
         await begun(server, 2)
-        lease = await server.take("w1")
-        await server.send(attempt.Start, lease)
-        backend.after(10)
-        for command in (attempt.Stall, attempt.Requeue):
-            await server.do(command(id="r00/deploy.1"))
-        assert await server.state("r00/deploy.1") == attempt.QUEUED
+        await running(server, backend)
+        await server.do(attempt.Stall(id="r00/deploy.1", actor="user:ada"))
+        assert await server.state("r00/deploy.1") == attempt.STALE
         assert await server.claim("w2") == []
 
         backend.after(111)
@@ -210,6 +209,164 @@ async def test_a_lost_lease_keeps_the_group_until_its_end_and_no_longer(backend:
         assert len(await server.claim("w2")) == 1
         assert await server.claim("w3") == []
         await server.verified()
+
+
+async def running(server: Server, backend: Backend) -> None:
+    """Let w1 run the first deploy for ten seconds."""
+    await server.send(attempt.Start, await server.take("w1"))
+    backend.after(10)
+
+
+@pytest.mark.proves("MOD-D3", "QUE-L1")
+@on_loop
+async def test_a_stalled_job_waits_for_its_group_like_a_queued_one(backend: Backend) -> None:
+    """Another job of the group may have been leased after the fence."""
+    async with backend.server() as server:
+        await begun(server, 2)
+        await running(server, backend)
+        await server.do(attempt.Stall(id="r00/deploy.1", actor="user:ada"))
+        backend.after(111)
+        [other] = await server.claim("w2")
+        assert other.attempt.id == "r01/deploy.1"
+
+        assert await server.claim("w3", 9) == []
+        assert await server.claim("w3", only_ids=("r00/deploy.1",)) == []
+        await end(server, other, "w2")
+
+        assert [claimed.attempt.id for claimed in await server.claim("w3")] == ["r00/deploy.1"]
+        await server.verified()
+
+
+async def forced_cancel(server: Server, backend: Backend) -> None:
+    """Cancel the first deploy, whose runner does not stop: it is ended at the deadline, 80 s before its lease."""
+    await running(server, backend)
+    await server.do(run.Cancel(id="r00", actor="user:ada"))
+    backend.after(30)
+    await server.tick()
+    assert await server.state("r00/deploy.1") == attempt.CANCELED
+
+
+async def timeout(server: Server, backend: Backend) -> None:
+    """Let the first deploy run for longer than allowed: it times out 80 s before the end of its lease."""
+    await running(server, backend)
+    backend.after(30)
+    await server.tick()
+    assert await server.state("r00/deploy.1") == attempt.TIMED_OUT
+
+
+async def lost_too_often(server: Server, backend: Backend) -> None:
+    """Take the first deploy from its worker, 80 s before the end of its lease; it may lose no lease."""
+    await running(server, backend)
+    backend.after(30)
+    await server.do(attempt.Stall(id="r00/deploy.1", actor="user:ada"))
+    assert await server.state("r00/deploy.1") == attempt.FAILED
+
+
+async def canceled_while_stalled(server: Server, backend: Backend) -> None:
+    """Cancel the first deploy after it was taken from its worker, 80 s before the end of its lease."""
+    await running(server, backend)
+    backend.after(30)
+    await server.do(attempt.Stall(id="r00/deploy.1", actor="user:ada"))
+    await server.do(run.Cancel(id="r00", actor="user:ada"))
+    assert await server.state("r00/deploy.1") == attempt.CANCELED
+
+
+ENDS: Final = [
+    (forced_cancel, {}),
+    (timeout, {"timeout_seconds": 40}),
+    (lost_too_often, {"max_lost_leases": 0}),
+    (canceled_while_stalled, {}),
+]
+
+
+@pytest.mark.proves("MOD-D3", "MOD-5")
+@pytest.mark.parametrize(("end_by_force", "fields"), ENDS, ids=[end_by_force.__name__ for end_by_force, _ in ENDS])
+@on_loop
+async def test_a_job_that_was_ended_by_force_keeps_its_group_until_its_lease_would_have_ended(
+    backend: Backend, end_by_force: Callable[[Server, Backend], Awaitable[None]], fields: dict[str, Any]
+) -> None:
+    """Its runner may work until then: two deployments of one group never overlap."""
+    async with backend.server() as server, backend.server() as other:
+        await begun(server, 2, **fields)
+        await end_by_force(server, backend)
+        assert await server.store.group_holder(TENANT, "prod") == "r00/deploy.1"
+        for claimant in (server, other):
+            assert await claimant.claim("w2", 9) == []
+            assert await claimant.claim("w2", only_ids=("r01/deploy.1",)) == []
+        assert await server.store.ready_attempts(backend.now(), 9) == []
+        backend.after(75)
+        assert await server.claim("w2") == []
+
+        backend.after(6)
+
+        assert await server.store.group_holder(TENANT, "prod") == ""
+        assert [claimed.attempt.id for claimed in await other.claim("w2")] == ["r01/deploy.1"]
+        await server.verified()
+
+
+@pytest.mark.proves("MOD-D3", "MOD-5")
+@on_loop
+async def test_a_waiting_claim_gets_the_next_job_of_a_group_soon_after_the_fence(backend: Backend) -> None:
+    """No event happens at that time that could wake it."""
+    async with backend.server() as server:
+        await begun(server, 2)
+        await forced_cancel(server, backend)
+        waiters = ClaimWaiters(server.engine, server.store.commit_hints)
+        claim = Claim(tenant=TENANT, worker_id="w2", labels=(), limit=1, ttl_seconds=120, accept_seconds=30)
+        waiting = asyncio.create_task(waiters.claim(claim, 40.0))
+        assert await server.claim("w3") == []
+
+        backend.after(81)
+
+        assert ids(await asyncio.wait_for(waiting, 10)) == ["r01/deploy.1"]
+        await waiters.stop()
+
+
+@pytest.mark.proves("MOD-D3", "MOD-5")
+@on_loop
+async def test_a_forced_cancel_of_a_job_that_was_never_accepted_frees_its_group(backend: Backend) -> None:
+    """A runner starts nothing before its acknowledgement is answered."""
+    async with backend.server() as server:
+        await begun(server, 2)
+        await server.take("w1")
+        await server.do(run.Cancel(id="r00", actor="user:ada"))
+        backend.after(30)
+        await server.tick()
+
+        assert [claimed.attempt.id for claimed in await server.claim("w2")] == ["r01/deploy.1"]
+        await server.verified()
+
+
+@pytest.mark.proves("MOD-5")
+@on_loop
+async def test_the_retry_of_a_job_that_timed_out_waits_for_the_end_of_its_lease(backend: Backend) -> None:
+    """Its runner may work until then, in a group or not."""
+    async with backend.server() as server:
+        await begun(server, 1, timeout_seconds=40, max_attempts=2)
+        await timeout(server, backend)
+        backend.after(75)
+        await server.tick()
+        assert await server.state("r00/deploy") == "RETRYING"
+
+        backend.after(6)
+        await server.tick()
+
+        assert [claimed.attempt.id for claimed in await server.claim("w2")] == ["r00/deploy.2"]
+        await server.verified()
+
+
+@on_loop
+async def test_old_group_fences_are_pruned(backend: Backend) -> None:
+    """Names of groups may contain a branch or a pull request, so that they would accumulate."""
+    async with backend.server() as server:
+        await begun(server, 2)
+        await forced_cancel(server, backend)
+        before = backend.now()
+        backend.after(1000)
+
+        await server.store.prune(finished_before=backend.now(), events_before=0, limit=100)
+
+        assert await ask(server.store, LockGroup(TENANT, "prod", before)) == [""]
 
 
 @pytest.mark.proves("MOD-D3")

@@ -80,25 +80,6 @@ async def test_a_failed_job_has_its_error(backend: Backend) -> None:
 
 
 @on_loop
-async def test_a_stalled_job_is_requeued_and_claimed_again(backend: Backend) -> None:
-    """Recovery is a step that shows: no job is ever executed again in silence."""
-    async with backend.queue() as queue:
-        job = await started(queue)
-
-        stalled = await queue.stall(job.id, request_id="s")
-        assert (stalled.status, stalled.owner, stalled.attempt) == ("stalled", None, 1)
-        requeued = await queue.requeue_stalled(job.id)
-        assert (requeued.status, requeued.attempt) == ("queued", 1)
-        assert await queue.claim_next("w2") == []  # Its last worker may still be at it.
-        backend.after(121)
-
-        again = await claim_one(queue, "w2")
-        assert (again.id, again.attempt, again.owner) == (job.id, 2, "w2")
-        assert again.lease_id != job.lease_id
-        await refused(queue.complete(job.lease_id), "stale_lease")
-
-
-@on_loop
 async def test_a_released_job_can_be_claimed_at_once(backend: Backend) -> None:
     """A worker that stops in order causes no delay, and no attempt is counted."""
     async with backend.queue() as queue:
@@ -406,8 +387,8 @@ async def test_the_events_of_a_job_are_document_004s_words(backend: Backend) -> 
         job = await started(queue, 1)
         await queue.heartbeat(job.lease_id, request_id="h")
         await queue.stall(job.id)
-        await queue.requeue_stalled(job.id)
         backend.after(121)
+        await queue.requeue_stalled(job.id)
         again = await claim_one(queue, "w2")
         await queue.start(again.lease_id)
         await queue.complete(again.lease_id, {})

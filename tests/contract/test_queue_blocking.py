@@ -31,6 +31,8 @@ def test_every_method_behaves_like_its_async_counterpart(backend: Backend) -> No
         [second] = queue.claim_next("w1", limit=5)
         queue.start(second.lease_id)
         assert queue.stall(second.id).status == "stalled"
+        assert queue.requeue_stalled(second.id).status == "stalled"
+        backend.after(121)
         assert queue.requeue_stalled(second.id).status == "queued"
         assert queue.cancel(second.id, "NOT_NEEDED").status == "failed"
         third = queue.enqueue("x", dedupe_key="k")

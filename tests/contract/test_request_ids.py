@@ -30,8 +30,8 @@ async def reclaimed(backend: Backend, queue: AsyncQueue) -> ClaimedJob:
     """Let one worker lose a job to `stall(request_id="STALL-1")`, and return it running with a second worker."""
     job = await started(queue, request_id="NEW-1")
     await queue.stall(job.id, request_id="STALL-1")
-    await queue.requeue_stalled(job.id, request_id="REQUEUE-1")
     backend.after(121)
+    await queue.requeue_stalled(job.id, request_id="REQUEUE-1")
     again = await claim_one(queue, "w2")
     await queue.start(again.lease_id, request_id="START-2")
     return again
@@ -302,16 +302,16 @@ async def story(backend: Backend) -> list[Event]:
         await queue.enqueue(request_id="NEW-1")
         job = await claim_one(queue, request_id="CLAIM-1")
         await queue.stall(job.id, request_id="STALL-1")
-        await queue.requeue_stalled(job.id, request_id="REQUEUE-1")
         backend.after(121)
+        await queue.requeue_stalled(job.id, request_id="REQUEUE-1")
         again = await claim_one(queue, "w2", request_id="CLAIM-2", starts=True)
         for n in range(12):
             backend.after(1)
             await queue.heartbeat(again.lease_id, request_id=f"BEAT-{n}")
         backend.after(1)
         await queue.stall(job.id, request_id="STALL-2")
-        await queue.requeue_stalled(job.id, request_id="REQUEUE-2")
         backend.after(121)
+        await queue.requeue_stalled(job.id, request_id="REQUEUE-2")
         last = await claim_one(queue, "w1", request_id="CLAIM-3", starts=True)
         backend.after(1)
         await queue.complete(last.lease_id, request_id="DONE")

@@ -14,7 +14,6 @@ from deltaci.core.decide import CancelJob
 from deltaci.core.errors import Refused
 from deltaci.core.job import JobSpec
 from deltaci.core.plan import dependents, plan_hash
-from tests.spec.scenes import grant
 from tests.support.lab import Lab, gate, task
 
 
@@ -63,21 +62,6 @@ def test_the_name_of_a_group_is_short_and_printable(group: str) -> None:
     """It is stored in databases and read by people."""
     with pytest.raises(Refused, match="printable characters"):
         dependents([task("a", group=group)])
-
-
-@pytest.mark.proves("MOD-D3", "QUE-T3")
-def test_a_stalled_attempt_of_a_group_cannot_be_claimed_before_it_is_requeued() -> None:
-    """Another attempt of the group may have been leased meanwhile."""
-    lab = Lab().plan(task("a", group="deploy"), task("b", group="deploy"))
-    lab.claim(lab.attempt("a"))
-    lab.do(attempt.Stall(id="r1/a.1", actor="user:ada"))
-    lab.after(200).claim(lab.attempt("b"), by="w2")
-
-    refusal = lab.refused(grant(lab, "a", by="w3"))
-
-    assert refusal.code == "not_eligible"
-    assert "requeue it" in refusal.message
-    lab.verified()
 
 
 @pytest.mark.proves("MOD-S3")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.log_builder import LogBuilder, breaks
+from tests.simulation.log_builder import SECOND, TTL, LogBuilder, breaks
 
 KIN = {"family": "os", "is_family_fail_fast": True, "max_attempts": 1}
 
@@ -67,8 +67,40 @@ def a_lease_of_a_group_before_the_fence(log: LogBuilder) -> None:
     log.claim()
     log.start()
     log.lose_lease("a", "STALLED")
-    log.add_event("attempt", "r/a.1", "QUEUED", "requeued", run_at=log.attempt().fence_until)
     log.commit()
+    log.grant("b")
+
+
+@breaks("group")
+def a_lease_of_a_group_before_the_fence_of_a_forced_cancel(log: LogBuilder) -> None:
+    log.worker()
+    log.plan({"name": "a", "group": "g"}, {"name": "b", "group": "g"})
+    log.claim()
+    log.start()
+    log.add_event("attempt", "r/a.1", "CANCEL_REQUESTED", "cancel_requested", cancel_by=log.now + 30 * SECOND)
+    log.wait(30)
+    log.end("a", "CANCELED", "failed", "REVOKED", "orchestrator", claims=2)
+    log.release_worker()
+    log.add_event("job", "r/a", "CANCELED", "user_cancelled", "user:u", reason="JOB_CANCELED")
+    log.commit()
+    log.wait(TTL - 31)
+    log.grant("b")
+
+
+@breaks("group")
+def a_lease_of_a_group_before_the_fence_of_a_timeout(log: LogBuilder) -> None:
+    log.worker()
+    log.plan({"name": "a", "group": "g"}, {"name": "b", "group": "g"})
+    log.claim()
+    log.start()
+    for _ in range(6):
+        log.wait(100)
+        if log.now < log.attempt().started_at + log.attempt().timeout_us:
+            log.renew()
+    error = {"code": "TIMED_OUT", "failure_class": "INFRA", "is_retryable": True}
+    log.end("a", "TIMED_OUT", "failed", "REVOKED", "orchestrator", claims=2, error=error)
+    log.release_worker()
+    log.wait(1)
     log.grant("b")
 
 

@@ -300,6 +300,14 @@ def a_lost_attempt_not_requeued(log: LogBuilder) -> None:
     log.commit()
 
 
+@breaks("requeue")
+def an_attempt_stale_after_too_many_lost_leases(log: LogBuilder) -> None:
+    log.start_run()
+    log.attempt().max_lost_leases = 0
+    log.lose_lease(reason="STALLED")
+    log.commit()
+
+
 @breaks("timeout")
 def an_early_job_timeout(log: LogBuilder) -> None:
     log.start_run()

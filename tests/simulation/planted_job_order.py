@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from deltaci.core import cascade, failures, job, plan, run
+from deltaci.core import attempt, cascade, failures, job, plan, run
 from deltaci.core.events import JOB, Event
 from deltaci.core.job import JobSpec
 from deltaci.core.machine import Command
@@ -121,14 +121,40 @@ def group_is_not_locked() -> Iterator[None]:
 
 @fault
 def lost_lease_frees_its_group() -> Iterator[None]:
-    """The next attempt of a group starts while the last one, whose worker is silent, may still run."""
+    """The next attempt of a group starts while the last one, which lost its lease, may still run."""
     real = SharedDatabase._holder
 
     def holder(self: SharedDatabase, tenant: str, group: str, now: int) -> str:
         id = real(self, tenant, group, now)
-        return id if id and self._rows[id].due_at is not None else ""
+        return id if id not in self._rows or self._rows[id].due_at is not None else ""
 
     with patched((SharedDatabase, "_holder", holder)):
+        yield
+
+
+@fault
+def end_by_force_frees_the_group() -> Iterator[None]:
+    """The next attempt of a group starts while the runner of one that was ended by force may still run it."""
+    real = SharedDatabase._holder
+
+    def holder(self: SharedDatabase, tenant: str, group: str, now: int) -> str:
+        id = real(self, tenant, group, now)
+        return id if id in self._rows else ""
+
+    with patched((SharedDatabase, "_holder", holder)):
+        yield
+
+
+@fault
+def forced_cancel_has_no_fence() -> Iterator[None]:
+    """A forced cancel takes the word of a runner that never answered: its group is free at once."""
+    real = attempt._take_over
+
+    def take_over(record: attempt.Attempt, command_type: type[Command], at: int) -> Any:
+        changes, metadata = real(record, command_type, at)
+        return ({**changes, "fence_until": at} if record.state == "CANCEL_REQUESTED" else changes), metadata
+
+    with patched((attempt, "_take_over", take_over)):
         yield
 
 

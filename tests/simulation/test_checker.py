@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from deltaci.simulation.checker import history_checker
+from deltaci.simulation.checker.executions import ExecutionChecker
 from deltaci.simulation.checker.history_checker import INVARIANTS, Violation
 from deltaci.simulation.history import LOGGER, Simulation
 from deltaci.simulation.scenario import draw_scenario
@@ -72,7 +73,9 @@ def test_every_invariant_can_be_broken() -> None:
     }
     assert own_modules == {case.__module__ for _, case in CASES}
     covered = (
-        {name for name, _ in CASES} | planted | {"overlap", "stopped", "unowned", "told", "error", "log", "record"}
+        {name for name, _ in CASES}
+        | planted
+        | {"overlap", "group-overlap", "stopped", "unowned", "told", "error", "log", "record"}
     )
 
     assert set(INVARIANTS) == covered
@@ -85,6 +88,26 @@ def test_two_executions_of_one_attempt_are_found() -> None:
     simulation.executions.record_start("r/a.1", 2, "r1")
 
     assert simulation.run().invariant == "overlap"
+
+
+def test_executions_of_two_attempts_of_one_group_are_found() -> None:
+    """A runner still executes a cancelled deployment while another one begins, whatever the log says."""
+    log = LogBuilder()
+    log.plan({"name": "a", "group": "g"}, {"name": "b", "group": "g"}, {"name": "c", "group": "other"})
+    violations: list[Violation] = []
+    executions = ExecutionChecker(log.checker, lambda _: None, violations.append, has_clock_jumps=False)
+    for id in ("r/a.1", "r/b.1"):
+        executions.mark_forged(id, 1)  # So that the missing leases are no violation.
+
+    executions.record_start("r/a.1", 1, "w1")
+    executions.record_start("r/b.1", 1, "w2")
+    executions.record_end("r/a.1", 1, "w1", None)
+    executions.record_end("r/b.1", 1, "w2", None)
+    executions.record_start("r/b.1", 1, "w2")
+    executions.mark_forged("r/c.1", 1)
+    executions.record_start("r/c.1", 1, "w3")
+
+    assert [violation.invariant for violation in violations] == ["group-overlap"]
 
 
 def test_a_start_without_a_lease_is_found() -> None:

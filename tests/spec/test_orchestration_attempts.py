@@ -430,4 +430,4 @@ def test_any_message_under_an_expired_or_revoked_lease_is_stale(state: str, mess
         revoke(lab)
 
     assert lab.stale(lab.message(message, granted)) == f"LEASE_{state}"
-    assert lab.attempt("build").state == attempt.QUEUED
+    assert lab.attempt("build").state == (attempt.QUEUED if state == lease.EXPIRED else attempt.STALE)

@@ -36,6 +36,7 @@ def ready_for(name: str) -> tuple[Lab, Lease]:
         lab.send(attempt.Start, claimed)
     elif status == "stalled":
         lab.do(attempt.Stall(id="q1"))
+        lab.after(120)
     return lab, claimed
 
 
@@ -45,8 +46,8 @@ def whole_life() -> Lab:
     lab.after(1).do(attempt.Stall(id="q1", request_id="stall-1"))
     lab.after(120).claim(lab.queued(), by="w2")
     lab.after(1).do(attempt.Stall(id="q1", request_id="stall-2"))
-    lab.after(1).do(attempt.Requeue(id="q1"))
-    claimed = lab.after(120).claim(lab.queued(), by="w3")
+    lab.after(120).do(attempt.Requeue(id="q1"))
+    claimed = lab.after(1).claim(lab.queued(), by="w3")
     lab.after(1).send(attempt.Extend, claimed)
     lab.after(1).complete(claimed)
     return lab

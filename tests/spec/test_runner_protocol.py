@@ -264,7 +264,7 @@ def reached(state: str) -> tuple[Lab, Lease]:
     if state in (attempt.STALE, attempt.QUEUED):
         lab.do(attempt.Stall(id="q1"))
     if state == attempt.QUEUED:
-        lab.do(attempt.Requeue(id="q1"))
+        lab.after(lease.TTL_SECONDS).do(attempt.Requeue(id="q1"))
     if state in (attempt.CANCEL_REQUESTED, attempt.CANCELED):
         lab.do(attempt.Cancel(id="q1", reason="TEST"))
     if state == attempt.CANCELED:

@@ -23,7 +23,6 @@ from deltaci.core.instants import SECOND
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.machine import Command
 from deltaci.core.run import Run
-from deltaci.core.timers import ready_at
 from deltaci.core.unit_of_work import UnitOfWork
 from deltaci.core.worker import Worker
 
@@ -136,9 +135,9 @@ class Lab:
     # -- messages of runners
 
     def claim(self, target: Attempt, by: str = "w1", **fields: Any) -> Lease:
-        """Lease the attempt to a worker, as the engine does; refuse if another attempt of its group is leased."""
+        """Lease the attempt to a worker, as the engine does; refuse if another attempt holds its group."""
         if target.group and any(self._has_group(record, target) for record in self.unit.records.values()):
-            raise Refused("not_eligible", f"another attempt of the group {target.group} is leased")
+            raise Refused("not_eligible", f"another attempt holds the group {target.group}")
         self.grants += 1
         token = ids.lease_id(target.id, target.claims + 1, f"secret-{self.grants:016d}")
         registered = self.unit.worker(by)
@@ -150,7 +149,7 @@ class Lab:
         """Return whether the record is another attempt that occupies the group of `target`."""
         if not isinstance(record, Attempt) or record.id == target.id:
             return False
-        is_occupying = record.lease is not None or (ready_at(record) or 0) > self.now
+        is_occupying = record.lease is not None or record.fence_until > self.now
         return is_occupying and (record.tenant, record.group) == (target.tenant, target.group)
 
     def send(self, message: type[LeasedCommand], lease: Lease, **fields: Any) -> Attempt:

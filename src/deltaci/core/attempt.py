@@ -66,8 +66,6 @@ HANDED_BACK: Final = "HANDED_BACK"
 # The reasons of `Stall`, and whether each counts as a lost lease.
 STALL_REASONS: Final = {STALLED: True, HANDED_BACK: False}
 DETECTED_LOST: Final = frozenset({LEASE_EXPIRED, NOT_ACCEPTED, WORKER_LOST})
-# Requeued in the same decision: if the caller died in between, nothing else would requeue the attempt.
-REQUEUED_IMMEDIATELY: Final = DETECTED_LOST | {HANDED_BACK}
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -83,7 +81,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Attempt(Record, frozen=True, kw_only=True):
     """One execution of a job, or one job of the plain queue, which has no `job_id`.
 
-    `claims` counts how often it was claimed. `lease` is the live lease, `ended_lease` the latest ended lease.
+    `claims` counts how often it was claimed. `lease` is the live lease, `ended_lease` the latest ended lease. Before
+    `fence_until`, the runner that lost the attempt may still execute it.
     """
 
     state: str = CREATED
@@ -106,13 +105,14 @@ class Attempt(Record, frozen=True, kw_only=True):
     report: Any = None
     error: Failure | None = None
     spec: Any = None
-    group: str = ""  # Of a tenant's attempts in one group, at most one has a live lease.
+    group: str = ""  # Of a tenant's attempts in one group, at most one has a live lease or a fence.
     verdict: Verdict | None = None  # The result of the runner's validation rules, if the attempt succeeded.
     progress: Any = None  # The runner's latest report under the live or ended lease.
     avoid: tuple[str, ...] = ()  # Workers on which the job failed or was lost: others are preferred.
     exit_code: int | None = None  # Of the accepted result, to recognise a repeat of that result.
     progress_at: int = 0  # When the progress was reported, by the runner's clock.
     canceled_by: str = ""  # The actor that requested the cancellation.
+    dedupe_key: str = ""  # Of a job of the plain queue, from which its id is derived.
 
     @property
     def times_out_at(self) -> int:
@@ -128,6 +128,11 @@ class Attempt(Record, frozen=True, kw_only=True):
     def stop_unconfirmed_until(self) -> int:
         """Until when the process of an ended attempt may run, because its runner did not confirm the stop; else 0."""
         return self.fence_until if self.state in TERMINAL and self.fence_until > self.updated_at else 0
+
+    @property
+    def is_lost_too_often(self) -> bool:
+        """Whether it has lost more leases than allowed, so that it fails instead of being claimed again."""
+        return self.lost_leases > self.max_lost_leases
 
 
 class Publish(Command, frozen=True, kw_only=True):
@@ -263,7 +268,7 @@ class MarkForReassignment(Command, frozen=True, kw_only=True):
 
 
 class Requeue(Command, frozen=True, kw_only=True):
-    """Make a stale attempt claimable again, or fail it if its lease was lost too often."""
+    """Queue a stale attempt whose fence has ended, or fail it if its lease was lost too often."""
 
     by: ClassVar[frozenset[str]] = frozenset({ORCHESTRATOR, USER})
 
@@ -305,16 +310,10 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Transition:
     due_at = max(attempt.run_at, attempt.fence_until)
     if at < due_at:
         raise Refused("not_due", f"attempt {attempt.id} may be claimed in {(due_at - at) / SECOND:.3f} s; wait for it")
-    if attempt.state == STALE and attempt.lost_leases > attempt.max_lost_leases:
+    if attempt.state == STALE and attempt.is_lost_too_often:
         raise Refused(
             "not_eligible",
             f"attempt {attempt.id} lost its lease {attempt.lost_leases} times; requeue it to have it failed",
-        )
-    if attempt.state == STALE and attempt.group:
-        # Only a claim from the queue checks whether another attempt of the group is leased.
-        raise Refused(
-            "not_eligible",
-            f"attempt {attempt.id} is of the group {attempt.group}; requeue it, so that it waits for the group",
         )
     if attempt.queue_key and (missing := required_labels(attempt.queue_key) - set(command.labels)):
         raise Refused(
@@ -439,7 +438,13 @@ def _stale(attempt: Attempt, command_type: type[Command], at: int, reason: str, 
     changes.update(lost_leases=lost_leases, fence_until=fence_until, started_at=0)
     if reason in DETECTED_LOST:
         changes.update(_avoid_changes(attempt, changes))
-    return STALE, changes, {**metadata, "reason": reason, "lost_leases": lost_leases}
+    metadata |= {"reason": reason, "lost_leases": lost_leases, **_fence_metadata(fence_until, at)}
+    return STALE, changes, metadata
+
+
+def _fence_metadata(fence_until: int, at: int) -> dict[str, Any]:
+    """Return the metadata about a fence that goes on after the event at this time; empty if there is none."""
+    return {"fence_until": fence_until} if fence_until > at else {}
 
 
 def _expire(attempt: Attempt, _command: Expire, at: int) -> Transition:
@@ -481,10 +486,9 @@ def _mark_for_reassignment(attempt: Attempt, _command: MarkForReassignment, _at:
     return attempt.state, {"lease": marked_lease}, {"reassign_at": reassign_at, "worker_id": live_lease.worker_id}
 
 
-def _requeue(attempt: Attempt, _command: Requeue, at: int) -> Transition:
-    if attempt.lost_leases <= attempt.max_lost_leases:
-        run_at = max(attempt.run_at, attempt.fence_until)
-        return QUEUED, {"run_at": run_at}, {"run_at": run_at}
+def _requeue(attempt: Attempt, _command: Requeue, at: int) -> Transition | None:
+    if not attempt.is_lost_too_often:  # A fenced attempt becomes claimable without a requeue.
+        return (QUEUED, {}, {"run_at": attempt.run_at}) if at >= attempt.fence_until else None
     failure = failures.classify(Facts(error_code="LEASE_LOST"))
     claims = attempt.claims + 1
     return FAILED, {"error": failure, "claims": claims}, {"error": _failure_metadata(failure), "claims": claims}
@@ -493,14 +497,16 @@ def _requeue(attempt: Attempt, _command: Requeue, at: int) -> Transition:
 def _take_over(attempt: Attempt, command_type: type[Command], at: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """End the live lease on behalf of the orchestrator; return the changed fields and the event metadata.
 
-    The takeover counts as another claim. Without a live lease nothing changes.
+    The takeover counts as another claim. A runner that accepted the job may execute it until its lease would have
+    ended. Without a live lease nothing changes.
     """
     live_lease = attempt.lease
     if live_lease is None:  # The takeover was counted when the cancellation was requested.
         return {}, {}
     changes, metadata = _with_lease(attempt, command_type, at)
-    claims = attempt.claims + 1
-    return {**changes, "claims": claims, "fence_until": live_lease.expires_at}, {**metadata, "claims": claims}
+    claims, fence_until = attempt.claims + 1, live_lease.expires_at if live_lease.state == lease.ACTIVE else at
+    changes.update(claims=claims, fence_until=fence_until)
+    return changes, {**metadata, "claims": claims, **_fence_metadata(fence_until, at)}
 
 
 def _time_out(attempt: Attempt, _command: TimeOut, at: int) -> Transition:
@@ -609,7 +615,7 @@ MACHINE: Final[Machine[Attempt]] = Machine(
     Rule(QUEUED, Grant, (Target(LEASED, "claimed"),), _grant,
          ORCHESTRATOR, "a worker asked for work", ("ORC-A2", "QUE-T2")),
     Rule(STALE, Grant, (Target(LEASED, "claimed"),), _grant,
-         ORCHESTRATOR, "reclaimed without going back to the queue", ("QUE-T3",)),
+         ORCHESTRATOR, "reclaimed after the end of its fence", ("QUE-T3",)),
     Rule(LEASED, Ack, (Target(STARTING, ACKNOWLEDGED),), _ack,
          ORCHESTRATOR, "AckLease: the runner accepted the job", ("ORC-A3", "PRO-Q3")),
     *(Rule(s, Ack, (), no_change,

@@ -110,9 +110,17 @@ def _is_infra_failure(event: Event) -> bool | None:
     return None
 
 
-def _requeue_attempt(_unit: UnitOfWork, event: Event) -> Iterable[Command]:
-    if event.metadata["reason"] in attempt.REQUEUED_IMMEDIATELY:
+def _requeue_attempt(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    if _is_requeued_at_once(unit, event):
         yield attempt.Requeue(id=event.entity_id)
+
+
+def _is_requeued_at_once(unit: UnitOfWork, event: Event) -> bool:
+    """Return whether the attempt that became stale is queued, or fails, in the same decision."""
+    lost_attempt = unit.attempt(event.entity_id)
+    # An attempt that an operator stalled stays stale without a fence, too, so that `stall` returns a stalled job.
+    is_unfenced = lost_attempt.fence_until <= event.at and event.metadata["reason"] != attempt.STALLED
+    return lost_attempt.is_lost_too_often or is_unfenced
 
 
 def _finish_unleased_cancel(unit: UnitOfWork, event: Event) -> Iterable[Command]:
@@ -274,7 +282,7 @@ def _begin_wait(unit: UnitOfWork, event: Event) -> Iterable[Command]:
 
     The event is the job's or its attempt's. An attempt that is requeued in the same decision begins it then.
     """
-    if not event.run_id or (event.to == attempt.STALE and event.metadata["reason"] in attempt.REQUEUED_IMMEDIATELY):
+    if not event.run_id or (event.to == attempt.STALE and _is_requeued_at_once(unit, event)):
         return
     decided_run = unit.run(event.run_id)
     if not decided_run.decided_at or not run.may_start_jobs(decided_run):
@@ -370,7 +378,7 @@ CASCADE: Final[tuple[CascadeRule, ...]] = (
     CascadeRule(ATTEMPT, _LEASE_ENDS, _release_worker,
                 "the ended lease frees the worker's slot"),
     CascadeRule(ATTEMPT, (attempt.STALE,), _requeue_attempt,
-                "a lost or handed-back attempt is queued again, or failed after too many lost leases"),
+                "an attempt is queued again unless a fence protects it, or failed after too many lost leases"),
     CascadeRule(ATTEMPT, (attempt.CANCEL_REQUESTED,), _finish_unleased_cancel,
                 "without a live lease the cancellation is finished at once"),
     CascadeRule(ATTEMPT, (attempt.SUCCEEDED,), _attempt_succeeded,

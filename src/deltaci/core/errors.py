@@ -18,6 +18,7 @@ CODES = frozenset(
         "dependency_cycle",
         "expired_credential",
         "job_canceled",
+        "lease_lost",
         "log_full",
         "log_gap",
         "missing_scope",
@@ -84,6 +85,17 @@ class JobCanceled(Refused):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__("job_canceled", message)
         self.reason = reason
+
+
+class LeaseLost(Refused):
+    """Raised if the job failed instead of becoming claimable, because its lease was lost more often than allowed.
+
+    Unlike other refusals, this one may have changed the job: it is `failed` now, with the error LEASE_LOST.
+    """
+
+    def __init__(self, lost_leases: int, message: str) -> None:
+        super().__init__("lease_lost", message)
+        self.lost_leases = lost_leases
 
 
 class InvariantBroken(Exception):

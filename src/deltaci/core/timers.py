@@ -60,11 +60,13 @@ def _run_due(record: Run) -> Due | None:
 
 
 def ready_at(record: Record) -> int | None:
-    """Return from when on a queued attempt may be claimed, or None for other records.
+    """Return from when on a queued or stale attempt may be claimed, or None for other records.
 
     Of attempts with the same priority, the one with the earliest time is claimed first.
     """
-    if type(record) is Attempt and record.state == attempt.QUEUED:
+    if type(record) is Attempt and (
+        record.state == attempt.QUEUED or (record.state == attempt.STALE and not record.is_lost_too_often)
+    ):
         return max(record.run_at, record.fence_until, record.created_at)
     return None
 

@@ -78,11 +78,11 @@ class BlockingQueue:
         return self._run_in_loop(self._queue.fail(lease_id, error, **options))
 
     def stall(self, id: str, **options: Any) -> QueueJob:
-        """Revoke the lease of a job, because its worker is no longer trusted. The job can be requeued."""
+        """Revoke the lease of a job, because its worker is no longer trusted. See `AsyncQueue.stall`."""
         return self._run_in_loop(self._queue.stall(id, **options))
 
     def requeue_stalled(self, id: str, **options: Any) -> QueueJob:
-        """Make a stalled job claimable again."""
+        """Queue a stalled job again. See `AsyncQueue.requeue_stalled`."""
         return self._run_in_loop(self._queue.requeue_stalled(id, **options))
 
     def cancel(self, id: str, reason: str = "CANCELED", **options: Any) -> QueueJob:

@@ -22,13 +22,14 @@ from deltaci.core import attempt, lease
 from deltaci.core.attempt import Attempt
 from deltaci.core.cascade import CreateRecords, NewRecord
 from deltaci.core.decide import Decision
-from deltaci.core.errors import JobCanceled, Refused
+from deltaci.core.errors import JobCanceled, LeaseLost, Refused
 from deltaci.core.events import Event, worker_actor
 from deltaci.core.failures import Facts, Failure
 from deltaci.core.instants import rfc3339
 from deltaci.core.json_values import bad_request, json_copy, replace_surrogates, short_repr
 from deltaci.core.machine import Command
 from deltaci.core.status.queue import job_status
+from deltaci.core.timers import ready_at
 from deltaci.core.worker import queue_key
 from deltaci.engine import feed
 from deltaci.engine.engine import Claim, Engine
@@ -58,6 +59,21 @@ MAX_ERROR_LINES: Final = 50
 LEASE_KEY_KIND: Final = "lease_key"
 LEASE_KEY_NAME: Final = "key"
 KEY_BYTES: Final = 32
+
+
+class JobLease(msgspec.Struct, frozen=True, kw_only=True):
+    """The live lease of a job, without the secret that proves it. Times are RFC 3339 text.
+
+    `number` is that of the claim. `state` is GRANTED until its worker acknowledges it, which it must do until
+    `accept_by`, and ACTIVE from then on.
+    """
+
+    number: int
+    worker_id: str
+    state: str
+    ttl_seconds: int
+    accept_by: str
+    expires_at: str
 
 
 class QueueJob:
@@ -94,6 +110,35 @@ class QueueJob:
     def owner(self) -> str | None:
         """The id of the worker that has the lease, or None."""
         return self._record.lease.worker_id if self._record.lease else None
+
+    @property
+    def lease(self) -> JobLease | None:
+        """The live lease, or None."""
+        lease = self._record.lease
+        if lease is None:
+            return None
+        return JobLease(
+            number=lease.number,
+            worker_id=lease.worker_id,
+            state=lease.state,
+            ttl_seconds=lease.ttl_seconds,
+            accept_by=rfc3339(lease.accept_by),
+            expires_at=rfc3339(lease.expires_at),
+        )
+
+    @property
+    def claimable_at(self) -> str | None:
+        """The time, as RFC 3339 text, from which on a worker can claim the job; None unless it is queued or stalled.
+
+        It is in the future if `run_at` is, or if the worker that lost the job may still be running it.
+        """
+        claimable_at = ready_at(self._record)
+        return rfc3339(claimable_at) if claimable_at is not None else None
+
+    @property
+    def dedupe_key(self) -> str:
+        """The key that makes jobs one job; empty if none was given, or if an older version enqueued the job."""
+        return self._record.dedupe_key
 
     @property
     def lease_expires_at(self) -> str | None:
@@ -133,7 +178,7 @@ class QueueJob:
     def to_dict(self) -> dict[str, Any]:
         """Return all properties as a dict of values that JSON can represent."""
         fields = {name: getattr(self, name) for name in _FIELDS}
-        fields["error"] = msgspec.to_builtins(self.error)
+        fields |= {name: msgspec.to_builtins(fields[name]) for name in ("error", "lease")}
         return fields
 
     def __eq__(self, other: object) -> bool:
@@ -147,7 +192,7 @@ class QueueJob:
 
 
 _FIELDS: Final = (
-    *("id", "status", "attempt", "rev", "owner", "lease_expires_at"),
+    *("id", "status", "attempt", "rev", "owner", "lease", "lease_expires_at", "claimable_at", "dedupe_key"),
     *("payload", "result", "error", "labels", "priority", "run_at"),
 )
 
@@ -263,6 +308,7 @@ class AsyncQueue:
             timeout_seconds=job.timeout_seconds,
             max_lost_leases=job.max_lost_leases,
             spec=json_copy("payload", job.payload),
+            dedupe_key=job.dedupe_key,
         )
         return NewRecord(
             id=id,
@@ -420,15 +466,22 @@ class AsyncQueue:
                 continue
             assert isinstance(decision.record, Attempt)
             assert not isinstance(command, Refused)
-            results.append(_cancellation(command, decision.record) or QueueJob(decision.record))
+            results.append(_unexpected_end(command, decision.record) or QueueJob(decision.record))
         return results
 
     async def stall(self, id: str, **options: Any) -> QueueJob:
-        """Revoke the lease of a job, because its worker is no longer trusted. The job can be requeued."""
+        """Revoke the lease of a job, because its worker is no longer trusted.
+
+        The job is stalled, and can be claimed from `claimable_at` on, when the revoked lease would have ended. If it
+        has lost more leases than allowed, it fails, and `LeaseLost` is raised.
+        """
         return await self._apply_command(attempt.Stall(id=await self._check_tenant(id), **check_options(options)))
 
     async def requeue_stalled(self, id: str, **options: Any) -> QueueJob:
-        """Make a stalled job claimable again."""
+        """Queue a stalled job again. Raise `LeaseLost` if it failed instead, because its lease was lost too often.
+
+        Before `claimable_at` the job stays stalled: its last worker may still be running it. It can be claimed then.
+        """
         return await self._apply_command(attempt.Requeue(id=await self._check_tenant(id), **check_options(options)))
 
     async def hand_back(self, id: str, **options: Any) -> QueueJob:
@@ -498,9 +551,9 @@ class AsyncQueue:
     async def _apply_command(self, command: Command) -> QueueJob:
         decision = await self._engine.do(command)
         assert isinstance(decision.record, Attempt)
-        canceled = _cancellation(command, decision.record)
-        if canceled is not None:
-            raise canceled
+        refusal = _unexpected_end(command, decision.record)
+        if refusal is not None:
+            raise refusal
         return QueueJob(decision.record)
 
     async def _apply_commands(self, commands: Sequence[Command]) -> list[Attempt]:
@@ -514,13 +567,23 @@ class AsyncQueue:
         return attempts
 
 
-def _cancellation(command: Command, record: Attempt) -> JobCanceled | None:
-    """Return the error for a result that came after the request to cancel the job, or None if the command counted."""
-    if not isinstance(command, attempt.Outcome) or attempt.complete_answer(record)[0]:
-        return None
-    return JobCanceled(
-        record.cancel_reason, f"job {record.id} was cancelled ({record.cancel_reason}); its result was not stored"
-    )
+def _unexpected_end(command: Command, record: Attempt) -> JobCanceled | LeaseLost | None:
+    """Return the error for a command after which the job has ended in another way than its sender asked for, or None.
+
+    That is a result after the request to cancel the job, and a stall or requeue after too many lost leases.
+    """
+    if isinstance(command, attempt.Outcome) and not attempt.complete_answer(record)[0]:
+        return JobCanceled(
+            record.cancel_reason, f"job {record.id} was cancelled ({record.cancel_reason}); its result was not stored"
+        )
+    is_lost = record.state == attempt.FAILED and record.is_lost_too_often
+    if is_lost and isinstance(command, attempt.Stall | attempt.Requeue):
+        return LeaseLost(
+            record.lost_leases,
+            f"job {record.id} lost {record.lost_leases} {'lease' if record.lost_leases == 1 else 'leases'}, more than "
+            f"max_lost_leases allows ({record.max_lost_leases}), and has failed; enqueue it again if needed",
+        )
+    return None
 
 
 def _random_id() -> str:

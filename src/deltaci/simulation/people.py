@@ -352,23 +352,21 @@ class People:
         )
 
     def _on_attempt(self, event: Event) -> None:
-        """Let queue clients claim a queued attempt, stall a leased one, or queue a stalled one again."""
+        """Let queue clients claim a queued or stale attempt, stall a leased one, or queue a stale one again."""
         tracked_attempt = self._history.entities.get(event.entity_id)
         if not isinstance(tracked_attempt, TrackedAttempt):
             return
         random = self._random_for(event)
-        if event.to == "QUEUED" and (tracked_attempt.labels or not tracked_attempt.job_id):
-            self._queue_clients.on_queued(tracked_attempt, random)
-        elif event.to in ("LEASED", "STARTING", "RUNNING", "UPLOADING") and self._client.happens("stall", random):
+        is_fenced = event.to == "STALE" and (
+            tracked_attempt.fence_until > event.at or tracked_attempt.stale_reason == "STALLED"
+        )
+        if (event.to == "QUEUED" or is_fenced) and (tracked_attempt.labels or not tracked_attempt.job_id):
+            self._queue_clients.on_claimable(tracked_attempt, random)
+        if event.to in ("LEASED", "STARTING", "RUNNING", "UPLOADING") and self._client.happens("stall", random):
             stall = Stall(id=tracked_attempt.id, actor="user:u", request_id=f"{tracked_attempt.id} stall {event.rev}")
             self._client.spawn_later(30 * random.random(), partial(self._client.submit, "stall", stall, random))
-        elif event.to == "STALE" and tracked_attempt.stale_reason == "STALLED":
-            wait_seconds = 100 * random.random()
-            if random.random() < 0.4:
-                self._queue_clients.reclaim(
-                    tracked_attempt.id, wait_seconds, Random(f"{self._scenario.seed} {tracked_attempt.id} reclaim")
-                )
-                wait_seconds += 60
+        elif is_fenced and random.random() < 0.5:
+            wait_seconds = 160 * random.random()  # Before or after the end of the fence.
             requeue = Requeue(
                 id=tracked_attempt.id, actor="user:u", request_id=f"{tracked_attempt.id} requeue {event.rev}"
             )

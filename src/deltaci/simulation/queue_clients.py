@@ -63,20 +63,22 @@ class QueueClients:
         self._executions = executions
         self._names = list(REGISTERED) if scenario.seed % 2 else []
 
-    def on_queued(self, tracked_attempt: TrackedAttempt, random: Random) -> None:
-        """Schedule a claim of a queued attempt: always if only queue clients have its labels, otherwise sometimes."""
+    def on_claimable(self, tracked_attempt: TrackedAttempt, random: Random) -> None:
+        """Schedule a claim of a queued or fenced attempt.
+
+        Always if only queue clients have its labels, otherwise sometimes.
+        """
         if tracked_attempt.labels or random.random() < 0.3:
-            wait_seconds = (
-                max(0, tracked_attempt.run_at - tracked_attempt.at) / 1e6 + random.choice((1.0, 60.0)) * random.random()
-            )
+            wait_seconds = max(0, tracked_attempt.ready_at - tracked_attempt.at) / 1e6
+            wait_seconds += random.choice((1.0, 60.0)) * random.random()
             self._client.spawn_later(wait_seconds, lambda: self._claim_repeatedly(tracked_attempt, random))
 
     async def _claim_repeatedly(self, tracked_attempt: TrackedAttempt, random: Random) -> None:
-        """Claim an attempt until a claim succeeds or the attempt is no longer queued.
+        """Claim an attempt until a claim succeeds or the attempt is neither queued nor stale.
 
         Execute it after a successful claim.
         """
-        while tracked_attempt.state == "QUEUED":
+        while tracked_attempt.state in ("QUEUED", "STALE"):
             name = await self._pick_worker(random)
             other_workers = self._other_free_workers(name)
             sent_at, revs, now = self._loop.now, self._revs(tracked_attempt, name), self._client.wall_time()
@@ -144,30 +146,6 @@ class QueueClients:
             other_name: self._history.workers.get(other_name) for other_name in self._names if other_name != name
         }
         return {id: worker.labels for id, worker in workers.items() if worker is not None and worker.is_free}
-
-    def reclaim(self, id: str, wait_seconds: float, random: Random) -> None:
-        """Schedule a claim of a stale attempt, which does not wait until the attempt is queued again."""
-        self._client.spawn_later(wait_seconds, lambda: self._reclaim(id, random))
-
-    async def _reclaim(self, id: str, random: Random) -> None:
-        """Claim a stale attempt directly, and execute it if the claim succeeds."""
-        tracked_attempt = self._history.entities.get(id)
-        if not isinstance(tracked_attempt, TrackedAttempt):
-            return
-        lease_number = tracked_attempt.claims + 1
-        token = ids.lease_id(id, lease_number, f"{random.getrandbits(128):032x}")
-        grant = attempt.Grant(
-            id=id,
-            actor=worker_actor(UNREGISTERED),
-            fingerprint=ids.lease_fingerprint(token),
-            labels=(LABEL,),
-            ttl_seconds=self._scenario.ttl_seconds,
-        )
-        sent_at = self._loop.now
-        response = await self._client.send_until_answered(lambda engine: engine.do(grant), random, sent_at + 10)
-        record = response.record if isinstance(response, Decision) else None
-        if isinstance(record, Attempt) and record.lease is not None and record.lease.number == lease_number:
-            await self._execute(ClaimedAttempt(record, token), sent_at, random)
 
     async def _execute(self, claimed: ClaimedAttempt, sent_at: float, random: Random) -> None:
         """Execute a claimed attempt: send its messages in order, possibly with one failure on the way."""

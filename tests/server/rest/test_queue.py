@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from deltaci.core import attempt
 from deltaci.server.rest import queue
 from tests.contract.backends import on_both_stores, on_loop
-from tests.server.rest.site import ApiSite, Caller, gate, task
+from tests.server.rest.site import TIME, ApiSite, Caller, gate, task
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
@@ -102,6 +103,32 @@ async def test_each_kind_of_wait_has_its_reason(site: Opened) -> None:
         assert found["count"] == 4
         assert found["is_whole"]
         await runner.finish(lease)
+
+
+@on_both_stores
+@on_loop
+async def test_a_fence_shows_when_the_attempt_and_the_group_can_be_claimed(site: Opened) -> None:
+    """Until the lease of a runner ends that may not know that it was taken from it."""
+    async with site() as here:
+        ada = await here.key("ada", "run")
+        runner = await here.register_runner()
+        one = await ada.start(task("one", group="deploy"))
+        lease = await runner.take()
+        two = await ada.start(task("two", group="deploy"))
+
+        await here.service.engine.do(attempt.Stall(id=f"{one}/one.1", actor="user:ada"))
+
+        entries = {entry["job"]: entry for entry in (await read_queue(ada))["waiting"]}
+        [stale] = (await ada.get(f"/runs/{one}/jobs/one")).body["tries"]
+        assert (stale["state"], stale["status"], stale["worker_id"]) == ("STALE", "stalled", runner.name)
+        assert stale["claimable_at"] == entries["one"]["ready_at"]
+        assert entries["one"]["reasons"][0]["code"] == "fence"
+        group_reason = entries["two"]["reasons"][0]
+        assert group_reason["code"] == "waiting_for_group"
+        explanation = (await ada.get(f"/runs/{two}/explain")).body
+        for text in (group_reason["text"], explanation["waiting"][0]["text"]):
+            assert f"when the last lease of job one of run {one} ends" in text
+        assert (await runner.send(lease, "Heartbeat", ts=TIME))["type"] == "StaleLease"
 
 
 @on_loop

@@ -106,6 +106,9 @@ class Attempt(ResponseSchema, frozen=True, kw_only=True):
         Timestamp | None,
         doc("the attempt was ended, but its runner did not confirm the stop: its process may run until then"),
     ] = None
+    claimable_at: Annotated[
+        Timestamp | None, doc("from when on a worker can claim it; null unless it is queued or stale")
+    ] = None
 
 
 class Job(ResponseSchema, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ WAITS: Final[Mapping[str, str]] = {
     "waiting_for_acceptance": "it is assigned to a worker that has not accepted it yet",
     "position": "other attempts are before it in the queue",
     "quota": "the quota of running jobs is used up",
-    "waiting_for_group": "another job of its group is running; `about` is that job",
+    "waiting_for_group": "another job of its group is running, or may be; `about` is that job",
     "waiting_for_approval": "it needs approval",
     "waiting_for_validation": "its result is being validated",
     "retry_scheduled": "an attempt failed, and the next one is scheduled",
@@ -28,7 +28,7 @@ WAITS: Final[Mapping[str, str]] = {
     "optional_jobs": "every required job of the run has ended, and jobs that may fail have not",
     "stopping": "it was cancelled, and a worker has not stopped yet",
     "worker_silent": "its worker stopped answering; without a heartbeat it is requeued when its lease ends",
-    "stalled": "a person took it from its worker, and it has to be requeued by hand",
+    "stalled": "a person took it from its worker too often, and it has to be requeued by hand to fail",
     "more": "more reasons of this kind are omitted",
 }
 

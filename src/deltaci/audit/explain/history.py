@@ -171,7 +171,11 @@ def _attempt_stalled(context: ExplainContext, event: Event) -> CodedText:
         if max_losses
         else "none is allowed"
     )
-    return "lease_lost", f"{text} That was loss {loss_count}, and {allowance_text}."
+    text += f" That was loss {loss_count}, and {allowance_text}."
+    fence_until = event.metadata.get("fence_until", 0)
+    if isinstance(fence_until, int) and fence_until and loss_count <= max_losses:
+        text += f" It can be claimed from {moment(fence_until)} on: until then the worker may still be running it."
+    return "lease_lost", text
 
 
 def _attempt_marked(context: ExplainContext, event: Event) -> CodedText:

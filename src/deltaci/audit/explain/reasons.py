@@ -43,8 +43,8 @@ class TenantState(msgspec.Struct, frozen=True, kw_only=True):
     """The current state of a tenant, as far as waits depend on it. A `running_quota` of 0 means no quota.
 
     `ahead` maps the id of an attempt to the number of attempts before it in the queue, `groups` a concurrency group to
-    the id of the attempt that holds it (a missing group is free), and `flaky` a job's name to its tests that are known
-    to be flaky.
+    the id of the attempt that holds it (a missing group is free), `group_fences` a group whose holder has no live lease
+    to the time until which it holds the group, and `flaky` a job's name to its tests that are known to be flaky.
     """
 
     now: int
@@ -54,6 +54,7 @@ class TenantState(msgspec.Struct, frozen=True, kw_only=True):
     ahead: Mapping[str, int] = {}
     flaky: Mapping[str, frozenset[str]] = {}
     groups: Mapping[str, str] = {}
+    group_fences: Mapping[str, int] = {}
 
 
 class Clause(msgspec.Struct, frozen=True):

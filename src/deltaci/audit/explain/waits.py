@@ -72,9 +72,9 @@ def _queued_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     if attempt.fence_until > context.now:
         lease = attempt.ended_lease
         last_worker_text = f"worker {one_line(lease.worker_id)}" if lease is not None else "its last worker"
-        text = f"cannot be claimed before {when(attempt.fence_until, context.now)}"
-        text += f": until then {last_worker_text}, which lost it,"
-        clauses.append(Clause("fence", f"{text} may still be running it", attempt.id, event))
+        text = f"waits until {when(attempt.fence_until, context.now)}, when its last lease ends"
+        text += f": until then {last_worker_text}, which lost it, may still be running it"
+        clauses.append(Clause("fence", text, attempt.id, event))
     elif attempt.run_at > context.now:
         text = f"is scheduled for {when(attempt.run_at, context.now)}"
         clauses.append(Clause("not_before", text, attempt.id, event))
@@ -104,8 +104,13 @@ def _group_clause(context: ExplainContext, attempt: Attempt, holder_id: str) -> 
     job_text = f"job {one_line(name or job_id)}"
     if name and run_id != attempt.run_id:
         job_text += f" of run {one_line(run_id)}"
-    text = f"waits for group {one_line(attempt.group)}, which {job_text} holds"
     event = context.last_event(attempt.id)
+    fence_until = context.tenant.group_fences.get(attempt.group, 0)
+    if fence_until > context.now:
+        text = f"waits for group {one_line(attempt.group)} until {when(fence_until, context.now)}"
+        text += f", when the last lease of {job_text} ends: until then its worker may still be running it"
+        return Clause("waiting_for_group", text, job_id, event)
+    text = f"waits for group {one_line(attempt.group)}, which {job_text} holds"
     return Clause("waiting_for_group", text, job_id, event, "It is claimed when that job has ended.")
 
 
@@ -121,7 +126,9 @@ def _leased_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
 
 
 def _stale_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
-    event = context.last_event(attempt.id)
+    if not attempt.is_lost_too_often:
+        return _queued_waits(context, attempt)
+    event = context.last_event(attempt.id)  # Stalled by an older version, which did not fail it.
     lease = attempt.ended_lease
     by_actor = f" by {actor_name(event.actor)}" if event is not None else ""
     text = (
@@ -130,11 +137,7 @@ def _stale_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
         else f"was taken away{by_actor}"
     )
     text += " and waits to be requeued"
-    if attempt.lost_leases > attempt.max_lost_leases:
-        advice = "Requeue it: it was lost too often and will fail."
-        return [Clause("stalled", text, attempt.id, event, advice)]
-    from_text = f" from {when(attempt.fence_until, context.now)} on" if attempt.fence_until > context.now else ""
-    return [Clause("stalled", text, attempt.id, event, f"Requeue it, or let a worker claim it{from_text}.")]
+    return [Clause("stalled", text, attempt.id, event, "Requeue it: it was lost too often and will fail.")]
 
 
 def _stopping_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:

@@ -16,8 +16,8 @@ from deltaci.core.instants import rfc3339
 
 TIME_KEYS: Final = frozenset(
     {
-        *("accept_by", "approve_by", "cancel_by", "expires_at", "next_run_at", "optional_until", "plan_by"),
-        *("reassign_at", "run_at"),
+        *("accept_by", "approve_by", "cancel_by", "expires_at", "fence_until", "next_run_at", "optional_until"),
+        *("plan_by", "reassign_at", "run_at"),
     }
 )
 

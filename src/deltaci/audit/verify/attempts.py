@@ -36,6 +36,9 @@ _LEASE_STATES: Final = {
     core_attempt.SUCCEEDED: frozenset({lease.COMPLETED}),
     core_attempt.TIMED_OUT: frozenset({lease.REVOKED}),
 }
+# An attempt that is STALE for one of these reasons stays so only while it is fenced. For other reasons, older versions
+# left it STALE until a person queued it again.
+_REQUEUED_UNLESS_FENCED: Final = core_attempt.DETECTED_LOST | {core_attempt.HANDED_BACK}
 _LEASE_EDGES: Final = {(rule.source or None, to.state) for rule in lease.MACHINE.rules for to in rule.targets}
 
 
@@ -280,8 +283,24 @@ def check_lease(
         _check_lease_update(verifier, attempt, event, metadata, change)
     attempt.lease_state = change.to if change.to in lease.LIVE else None
     if attempt.lease_state is None:
-        attempt.fence_until = attempt.expires_at if _may_still_run(attempt, event, metadata) else EPOCH
+        _check_fence(verifier, attempt, event, metadata)
         _release_worker(verifier, attempt, event, metadata)
+
+
+def _check_fence(
+    verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
+) -> None:
+    """Compute until when the last worker may still be running the attempt; report an event that names another time."""
+    attempt.fence_until = attempt.expires_at if _may_still_run(attempt, event, metadata) else EPOCH
+    attempt.group_fence_until = metadata.fence_until or EPOCH
+    if metadata.fence_until is not None and metadata.fence_until != attempt.fence_until:
+        verifier.flag(
+            "MOD-5",
+            f"attempt {attempt.id} is fenced until {metadata.fence_until.isoformat()}",
+            f"the end of its lease at {attempt.expires_at.isoformat()}"
+            if attempt.fence_until > EPOCH
+            else "no fence: its worker has stopped, or never started it",
+        )
 
 
 def _may_still_run(attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata) -> bool:
@@ -290,6 +309,9 @@ def _may_still_run(attempt: TrackedAttempt, event: EventLine, metadata: AttemptM
     It may not have learned that the lease has ended.
     """
     is_lost = metadata.lost_leases is not None and metadata.lost_leases > attempt.lost_leases
+    if event.to == core_attempt.CANCELED:
+        change = metadata.lease
+        return change is not None and (change.from_, change.to) == (lease.ACTIVE, lease.REVOKED)
     return event.to == core_attempt.TIMED_OUT or (
         is_lost and metadata.reason not in (core_attempt.NOT_ACCEPTED, core_attempt.LEASE_EXPIRED)
     )
@@ -347,10 +369,11 @@ def _check_grant(verifier: CanonicalVerifier, attempt: TrackedAttempt, event: Ev
 
 
 def _check_group(verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, group: str) -> None:
-    """Report a grant while another attempt of the group has a live lease or may still be running on a lost worker."""
+    """Report a grant while another attempt of the group has a live lease or may still be running on its last worker."""
     latest_holder = verifier.groups.get((attempt.tenant, group))
     if latest_holder is not None and latest_holder is not attempt:
-        is_fenced = latest_holder.state == core_attempt.QUEUED and event.at < latest_holder.run_at
+        is_requeued = latest_holder.state == core_attempt.QUEUED  # Older versions queue a fenced attempt at once.
+        is_fenced = event.at < max(latest_holder.group_fence_until, latest_holder.run_at if is_requeued else EPOCH)
         if latest_holder.lease_state in lease.LIVE or is_fenced:
             verifier.flag(
                 "MOD-D3",
@@ -534,7 +557,7 @@ def check_stale(
 def check_requeued(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """Report a requeue after too many lost leases, or with a `run_at` at which the last worker may still run it."""
+    """Report a requeue after too many lost leases, or before the end of the fence."""
     if event.from_ != core_attempt.STALE:
         return
     if attempt.lost_leases > attempt.max_lost_leases:
@@ -544,11 +567,10 @@ def check_requeued(
             "STALE → FAILED as LEASE_LOST",
         )
     run_at = metadata.run_at or EPOCH
-    if run_at < max(attempt.run_at, attempt.fence_until):
+    claimable_at, due_at = max(event.at, run_at), max(attempt.run_at, attempt.fence_until)
+    if run_at < attempt.run_at or claimable_at < due_at:
         verifier.flag(
-            "MOD-5",
-            f"attempt {attempt.id} may run at {run_at.isoformat()}",
-            f"not before {max(attempt.run_at, attempt.fence_until).isoformat()}",
+            "MOD-5", f"attempt {attempt.id} may run at {claimable_at.isoformat()}", f"not before {due_at.isoformat()}"
         )
     attempt.run_at = run_at
 
@@ -683,9 +705,14 @@ _JOB_STATES: Final = {
 def check_transaction(verifier: CanonicalVerifier, attempt: TrackedAttempt) -> None:
     """At the end of a transaction, report an attempt that must not stay in its state.
 
-    A lost attempt must be requeued or failed, and the state of the job must fit that of the attempt.
+    A lost attempt must be requeued or failed unless it is fenced. The state of the job must fit that of the attempt.
     """
-    if attempt.state == core_attempt.STALE and attempt.stale_reason in core_attempt.REQUEUED_IMMEDIATELY:
+    may_be_claimed_later = attempt.at < attempt.fence_until and attempt.lost_leases <= attempt.max_lost_leases
+    if (
+        attempt.state == core_attempt.STALE
+        and attempt.stale_reason in _REQUEUED_UNLESS_FENCED
+        and not may_be_claimed_later
+    ):
         verifier.flag(
             "ORC-A7",
             f"attempt {attempt.id} stays STALE after {attempt.stale_reason}",

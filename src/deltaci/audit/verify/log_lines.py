@@ -160,6 +160,7 @@ class AttemptMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=Fa
     canceled_by: Name | None = None
     reassign_at: Timestamp | None = None
     worker_id: Name | None = None
+    fence_until: Timestamp | None = None
 
 
 class WorkerMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=False):

@@ -117,7 +117,7 @@ class TrackedAttempt(TrackedEntity):
     """What the verifier knows of an attempt and its latest lease.
 
     `lease_state` is None if that lease is not live. `is_marked` says whether it was marked for reassignment since its
-    latest message.
+    latest message. `group_fence_until` is the end of the fence that its events name; those of older versions name none.
     """
 
     kind: ClassVar[str] = "attempt"
@@ -137,6 +137,7 @@ class TrackedAttempt(TrackedEntity):
     expires_at: datetime = EPOCH
     accept_by: datetime = EPOCH
     fence_until: datetime = EPOCH
+    group_fence_until: datetime = EPOCH
     run_at: datetime = EPOCH
     started_at: datetime = EPOCH
     cancel_by: datetime = EPOCH

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from deltaci.api.schemas import records as api
@@ -56,15 +57,33 @@ async def _tenant_state(call: Call, run: Run, attempts: list[Attempt]) -> explai
     """Return the workers, the quota, the holders of the attempts' groups and the flaky tests, as they are now."""
     tenant, store, tenants = call.caller.tenant, call.app.store, call.app.tenants
     quota = await tenants.running_limit(tenant)
-    groups = {attempt.group for attempt in attempts if attempt.group and ready_at(attempt)}
+    groups, group_fences = await get_group_holders(call, attempts)
     return explain.TenantState(
         now=await store.now(),
         workers=tuple(await get_workers(call)),
         running_quota=quota,
         running=await tenants.running_jobs(tenant) if quota else 0,
-        groups={group: await store.group_holder(tenant, group) for group in sorted(groups)[:MAX_GROUPS]},
+        groups=groups,
+        group_fences=group_fences,
         flaky=await _flaky_tests(call, run, attempts),
     )
+
+
+async def get_group_holders(call: Call, attempts: Iterable[Attempt]) -> tuple[dict[str, str], dict[str, int]]:
+    """Return the ids of the attempts that hold the groups of waiting attempts, by group.
+
+    Return also until when those without a live lease hold them.
+    """
+    tenant, store = call.caller.tenant, call.app.store
+    groups = {attempt.group for attempt in attempts if attempt.group and ready_at(attempt)}
+    holder_ids = {group: await store.group_holder(tenant, group) for group in sorted(groups)[:MAX_GROUPS]}
+    holders = await store.find_all([id for id in holder_ids.values() if id])
+    fences = {
+        holder.group: holder.fence_until
+        for holder in holders
+        if isinstance(holder, Attempt) and holder.lease is None and holder.fence_until
+    }
+    return holder_ids, fences
 
 
 async def get_workers(call: Call) -> list[Worker]:

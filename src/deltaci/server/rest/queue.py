@@ -26,7 +26,7 @@ from deltaci.core.status import steps
 from deltaci.core.timers import ready_at
 from deltaci.core.worker import required_labels
 from deltaci.server.rest import serializers
-from deltaci.server.rest.explain import MAX_GROUPS, get_workers, serialize_reason
+from deltaci.server.rest.explain import get_group_holders, get_workers, serialize_reason
 from deltaci.server.rest.http.cursors import decode_cursor, encode_cursor
 from deltaci.server.rest.http.request import Call, Handler
 from deltaci.storage.port import ListQuery, LoadJobs, ReadTransaction
@@ -107,13 +107,14 @@ async def _read_snapshot(call: Call) -> Snapshot:
     records = _of_tenant(call, await store.find_all(missing_ids))
     runs |= {record.id: record for record in records if isinstance(record, Run)}
     quota = await call.app.tenants.running_limit(tenant)
-    groups = {attempt.group for attempt in attempts if attempt.group and ready_at(attempt)}
+    groups, group_fences = await get_group_holders(call, attempts)
     tenant_state = TenantState(
         now=await store.now(),
         workers=tuple(workers),
         running_quota=quota,
         running=await call.app.tenants.running_jobs(tenant) if quota else 0,
-        groups={group: await store.group_holder(tenant, group) for group in sorted(groups)[:MAX_GROUPS]},
+        groups=groups,
+        group_fences=group_fences,
     )
     return Snapshot(
         tenant_state=tenant_state,

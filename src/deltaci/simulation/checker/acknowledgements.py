@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from deltaci.simulation.checker.history_checker import HistoryChecker
 from deltaci.simulation.checker.tracked import TrackedAttempt, TrackedJob, TrackedRun, TrackedWorker
-from deltaci.simulation.checker.transitions import JOB_TERMINAL_STATES, Violation
+from deltaci.simulation.checker.transitions import CLAIMABLE_ATTEMPT_STATES, JOB_TERMINAL_STATES, Violation
 
 LEASE_END_STATES: Final = {"SUCCEEDED": "COMPLETED", "FAILED": "COMPLETED", "CANCELED": "CANCELED"}
 
@@ -125,7 +125,7 @@ class AcknowledgementChecker:
             id for id, labels in other_workers.items() if attempt.labels <= labels and id not in job.lost_by_workers
         ]
         is_left_to_others = worker_id in job.lost_by_workers and able_workers
-        is_ready = attempt.state == "QUEUED" and attempt.ready_at < now
+        is_ready = attempt.state in CLAIMABLE_ATTEMPT_STATES and attempt.ready_at < now
         if is_ready and worker.is_free and attempt.labels <= worker.labels and not is_left_to_others:
             raise Violation("avoided", f"{attempt_id} is refused to {worker_id}, but no other worker could take it")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from deltaci.simulation.checker.history_checker import HistoryChecker
+from deltaci.simulation.checker.leases import Group
 from deltaci.simulation.checker.tracked import Lease, TrackedAttempt
 from deltaci.simulation.checker.transitions import LIVE_LEASE_STATES, LogEvent, Violation
 
@@ -63,6 +64,8 @@ class ExecutionChecker:
         description = f"{attempt_id} begins as lease {number} on {worker_id}"
         if running_executions:
             self._report(Violation("overlap", f"{description} while it already runs as {sorted(running_executions)}"))
+        if other_id := self._executing_in_group_of(attempt_id):
+            self._report(Violation("group-overlap", f"{description} while {other_id} of the same group runs"))
         lease = self._last_lease(attempt_id, number)
         # The runner learns a little later that its lease was revoked by a cancel or a timeout.
         is_owned = (
@@ -72,6 +75,18 @@ class ExecutionChecker:
         )
         if not is_owned and (attempt_id, number) not in self._forged:
             self._report(Violation("unowned", f"{description}, but its lease is {lease}"))
+
+    def _executing_in_group_of(self, attempt_id: str) -> str:
+        """Return the id of another attempt of the same group that runs now; empty if there is none."""
+        group = self._group_of(attempt_id)
+        if group is None:
+            return ""
+        running_ids = (id for id, executions in self.executing.items() if executions and id != attempt_id)
+        return next((id for id in running_ids if self._group_of(id) == group), "")
+
+    def _group_of(self, attempt_id: str) -> Group | None:
+        attempt = self._history.entities.get(attempt_id)
+        return self._history.group_of(attempt) if isinstance(attempt, TrackedAttempt) else None
 
     def record_end(
         self, attempt_id: str, number: int, worker_id: str, exit_code: int | None, *, is_rule: bool = False

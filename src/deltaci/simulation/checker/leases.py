@@ -16,11 +16,12 @@ from deltaci.simulation.checker.tracked import (
 from deltaci.simulation.checker.transitions import (
     ACTIVE_RUN_STATES,
     ATTEMPT_TERMINAL_STATES,
-    IMMEDIATE_REQUEUE_REASONS,
+    CLAIMABLE_ATTEMPT_STATES,
     LEASE_TRANSITIONS,
     LEASED_STATES,
     LIVE_LEASE_STATES,
     SECOND,
+    STALE_REASONS,
     Edge,
     LogEvent,
     Violation,
@@ -31,7 +32,6 @@ ACCEPT_SECONDS: Final = 30
 START_US: Final = 24 * 3600 * SECOND  # A run of which no job starts for so long times out.
 NEVER: Final = 2**63  # Later than any time in microseconds.
 Group = tuple[str, str]  # Tenant and group name.
-STALE_REASONS: Final = IMMEDIATE_REQUEUE_REASONS | {"STALLED"}
 
 
 class CheckerConfig:
@@ -196,10 +196,10 @@ class LeaseChecker:
                 f"{subject} is queued again after {attempt.lost_leases} lost leases of {attempt.max_lost_leases}",
             )
         attempt.run_at = int(metadata.get("run_at", attempt.run_at))
-        if attempt.run_at < attempt.fence_until:
+        if event.at < attempt.fence_until:
             raise Violation(
                 "fence-gap",
-                f"{subject} may be claimed {(attempt.fence_until - attempt.run_at) / SECOND:.1f} s too early",
+                f"{subject} is queued again {(attempt.fence_until - event.at) / SECOND:.1f} s too early",
             )
         attempt.ready_at = max(event.at, attempt.run_at)
         attempt.stale_reason = ""
@@ -245,7 +245,7 @@ class LeaseChecker:
 
     def _check_claim_delay(self, subject: str, attempt: TrackedAttempt, event: LogEvent) -> None:
         """Raise `Violation` if the attempt waited long while a polling worker with its labels was free."""
-        if self.fault_free_since is None or self.config.has_clock_jumps or event.from_ != "QUEUED":
+        if self.fault_free_since is None or self.config.has_clock_jumps or event.from_ not in CLAIMABLE_ATTEMPT_STATES:
             return
         claimable_since = max(attempt.ready_at, self.fault_free_since, self._group_free_since(attempt))
         if event.at - claimable_since <= self.config.max_unclaimed_us:
@@ -283,6 +283,7 @@ class LeaseChecker:
             self._check_unaccepted(subject, event, lease_before)
         # A runner that accepted the lease may run the job until the lease ends; otherwise nothing runs.
         attempt.fence_until = event.at if reason in ("NOT_ACCEPTED", "HANDED_BACK") else lease_before.expires_at
+        attempt.ready_at = attempt.fence_until
 
     def _check_silence(self, subject: str, event: LogEvent, lease_before: Lease) -> None:
         """Check that the lease was not revoked by the command that made its worker unresponsive, for any reason."""
@@ -353,6 +354,8 @@ class LeaseChecker:
         """Check that a cancel which the worker did not confirm is forced only after its deadline."""
         if event.actor.startswith("worker:") or lease_before is None or lease_before.state not in LIVE_LEASE_STATES:
             return
+        if lease_before.state == "ACTIVE":  # The runner may not have learned of the cancel.
+            attempt.fence_until = lease_before.expires_at
         due_at = min(attempt.cancel_by, _lease_deadline(lease_before))
         if event.at < due_at:
             seconds_early = (due_at - event.at) / SECOND
@@ -402,7 +405,7 @@ class LeaseChecker:
         else:
             self._count_lease_end(lease_before.worker_id, attempt, event)
             self._free_slot(lease_before.worker_id, attempt.id, event.at)
-            if group := self._group(attempt):
+            if group := self.group_of(attempt):
                 self._group_freed_at[group] = event.at
         return lease_before._replace(state=to_state, expires_at=expires_at)
 
@@ -440,11 +443,11 @@ class LeaseChecker:
         self._occupy_slot(subject, attempt, worker_id)
         job = self.entities.get(attempt.job_id)
         attempt.avoided_workers = job.lost_by_workers if isinstance(job, TrackedJob) else ()
-        if group := self._group(attempt):
+        if group := self.group_of(attempt):
             self._take_group(subject, attempt, group, event.at)
         return Lease(lease_number, worker_id, "GRANTED", expires_at, accept_by)
 
-    def _group(self, attempt: TrackedAttempt) -> Group | None:
+    def group_of(self, attempt: TrackedAttempt) -> Group | None:
         """Return the concurrency group of the attempt's job; None if it has none."""
         job = self.entities.get(attempt.job_id)
         return (attempt.tenant, job.group) if isinstance(job, TrackedJob) and job.group else None
@@ -457,23 +460,27 @@ class LeaseChecker:
         last_attempt = self._last_group_attempt.get(group)
         if last_attempt is not None and last_attempt is not attempt:
             is_live = last_attempt.lease is not None and last_attempt.lease.state in LIVE_LEASE_STATES
-            if is_live or (last_attempt.state == "QUEUED" and now < last_attempt.run_at):
+            if is_live:
                 raise Violation("group", f"{subject} takes the group {group[1]}, which {last_attempt.id} has")
+            if now < last_attempt.fence_until:
+                seconds_early = (last_attempt.fence_until - now) / SECOND
+                raise Violation(
+                    "group",
+                    f"{subject} takes the group {group[1]} {seconds_early:.1f} s before the last lease of "
+                    f"{last_attempt.id}, which is {last_attempt.state}, would have ended",
+                )
         self._last_group_attempt[group] = attempt
 
     def _group_free_since(self, attempt: TrackedAttempt) -> int:
         """Return since when no attempt holds the group of this attempt: 0 without a group, NEVER while one holds it."""
-        group = self._group(attempt)
+        group = self.group_of(attempt)
         if group is None:
             return 0
         last_attempt = self._last_group_attempt.get(group)
         last_lease = last_attempt.lease if last_attempt is not None else None
         if last_lease is not None and last_lease.state in LIVE_LEASE_STATES:
             return NEVER
-        return max(
-            self._group_freed_at.get(group, 0),
-            last_attempt.run_at if last_attempt is not None and last_attempt.state == "QUEUED" else 0,
-        )
+        return max(self._group_freed_at.get(group, 0), last_attempt.fence_until if last_attempt is not None else 0)
 
     def _occupy_slot(self, subject: str, attempt: TrackedAttempt, worker_id: str) -> None:
         """Check that the worker may take the attempt, and count it among the worker's leases."""
@@ -520,8 +527,11 @@ class LeaseChecker:
     def check_attempt_commit(self, attempt: TrackedAttempt) -> None:
         """Check, after a commit, that the state of an attempt agrees with its lease and its job."""
         subject = f"attempt {attempt.id} (rev {attempt.rev})"
-        if attempt.state == "STALE" and attempt.stale_reason in IMMEDIATE_REQUEUE_REASONS:
-            raise Violation("requeue", f"{subject} lost its lease ({attempt.stale_reason}), but is not queued again")
+        is_lost_too_often = attempt.lost_leases > attempt.max_lost_leases
+        is_claimable = attempt.at >= attempt.fence_until and attempt.stale_reason != "STALLED"
+        if attempt.state == "STALE" and (is_lost_too_often or is_claimable):
+            expected = "failed" if is_lost_too_often else "queued again"
+            raise Violation("requeue", f"{subject} lost its lease ({attempt.stale_reason}), but has not {expected}")
         if attempt.state == "CANCEL_REQUESTED" and (
             attempt.lease is None or attempt.lease.state not in LIVE_LEASE_STATES
         ):

@@ -124,7 +124,8 @@ TERMINAL_STATES: Final = {
     "attempt": ATTEMPT_TERMINAL_STATES,
     "worker": frozenset({"SHUTDOWN"}),
 }
-IMMEDIATE_REQUEUE_REASONS: Final = frozenset({"LEASE_EXPIRED", "NOT_ACCEPTED", "HANDED_BACK"})
+CLAIMABLE_ATTEMPT_STATES: Final = frozenset({"QUEUED", "STALE"})
+STALE_REASONS: Final = frozenset({"LEASE_EXPIRED", "NOT_ACCEPTED", "HANDED_BACK", "STALLED"})
 
 
 class LogEvent(Protocol):

@@ -86,7 +86,7 @@ def _facts(attempt: Attempt) -> Markup:
         facts.append(("Cancelled", attempt.cancel_reason))
     if attempt.stop_unconfirmed_until is not None:
         facts.append(("Stop", stop_unconfirmed(attempt.stop_unconfirmed_until)))
-    if attempt.run_at is not None and not attempt.lease:
+    if attempt.run_at is not None and (not attempt.lease or attempt.state == attempt_core.STALE):
         facts.append(("Not earlier than", when(attempt.run_at)))
     if attempt.reassign_at is not None:
         facts.append(("Worker silent", ["goes to another worker ", when(attempt.reassign_at)]))
