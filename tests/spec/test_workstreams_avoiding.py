@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from deltaci.core.attempt import MAX_AVOIDED, Attempt, should_yield, with_avoided
+from deltaci.core.attempt import Attempt, should_yield
 from deltaci.core.job import RetryDue
+from deltaci.core.worker import MAX_AVOIDED, with_avoided
 from tests.spec.test_workstreams_holds import expire, fleet, handed_back, stalled, timed_out
 from tests.support.lab import Lab, task
 

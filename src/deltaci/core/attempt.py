@@ -31,7 +31,7 @@ from deltaci.core.machine import (
     no_change,
     stored_name,
 )
-from deltaci.core.worker import required_labels
+from deltaci.core.worker import required_labels, with_avoided
 
 CREATED: Final = "CREATED"
 QUEUED: Final = "QUEUED"
@@ -55,7 +55,6 @@ MARKED_FOR_REASSIGNMENT: Final = "marked_for_reassignment"
 
 MAX_LOST_LEASES: Final = 3
 TIMEOUT_SECONDS: Final = 3600
-MAX_AVOIDED: Final = 8  # Only the latest are kept: an old failure says little about a worker.
 
 # Why an attempt became STALE. The orchestrator detects the first three itself.
 LEASE_EXPIRED: Final = "LEASE_EXPIRED"
@@ -769,15 +768,6 @@ def stop_request(attempt: Attempt, at: int) -> tuple[str, int] | None:
     if attempt.state != CANCEL_REQUESTED:
         return None
     return attempt.cancel_reason, max(0, -(-(attempt.cancel_by - at) // SECOND))
-
-
-def with_avoided(avoided_ids: tuple[str, ...], worker_id: str) -> tuple[str, ...]:
-    """Return the avoided workers with this one added as the latest; at most MAX_AVOIDED are kept.
-
-    All incarnations of a worker count as one, because the machine is the same.
-    """
-    avoided_id = first_incarnation_id(worker_id)
-    return (*(id for id in avoided_ids if id != avoided_id), avoided_id)[-MAX_AVOIDED:]
 
 
 def avoids(attempt: Attempt, worker_id: str) -> bool:

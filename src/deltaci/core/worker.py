@@ -9,6 +9,7 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.core.events import ERROR, ORCHESTRATOR, RUNNER, USER, WARNING, WORKER
+from deltaci.core.ids import first_incarnation_id
 from deltaci.core.machine import ABSENT, Command, Machine, Record, Rule, Target, Transition, no_change
 
 INITIALIZING: Final = "INITIALIZING"
@@ -22,6 +23,7 @@ DRAINED: Final = "DRAINED"
 QUARANTINED: Final = "QUARANTINED"
 
 MAX_INFRA_FAILURES: Final = 3  # After so many in a row the worker is quarantined.
+MAX_AVOIDED: Final = 8  # Only the latest are kept: an old failure says little about a worker.
 MAX_REASON: Final = 500  # Characters of a reason that is derived from an earlier one.
 REPEATED_INFRA_FAILURES: Final = "REPEATED_TROUBLES"  # The reason of this automatic quarantine, and of no other.
 
@@ -146,6 +148,15 @@ def queue_key(labels: Iterable[str]) -> str:
 def required_labels(key: str) -> set[str]:
     """Return the labels that a worker must have to claim from the queue with this key."""
     return set(key.split(",")) if key else set()
+
+
+def with_avoided(avoided_ids: tuple[str, ...], worker_id: str) -> tuple[str, ...]:
+    """Return the avoided workers with this one added as the latest; at most MAX_AVOIDED are kept.
+
+    All incarnations of a worker count as one, because the machine is the same.
+    """
+    avoided_id = first_incarnation_id(worker_id)
+    return (*(id for id in avoided_ids if id != avoided_id), avoided_id)[-MAX_AVOIDED:]
 
 
 def _register(worker: Worker, _command: Register, at: int) -> Transition:
