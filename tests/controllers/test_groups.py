@@ -128,7 +128,7 @@ async def test_the_newest_waits_for_a_runner_that_did_not_confirm_that_it_stoppe
             await planner.groups.prune()
             await planner.resync()
             await here.settled()
-            assert await states(people, runs) == ["REPORTED", "CREATED"]
+            assert await states(people, runs) == ["REPORTED", "PLANNING"]
 
         backend.after(10)
         await planner.resync()

@@ -326,6 +326,7 @@ TRIGGERS = {
         *("created", "run_created", "plan_returned", "first_attempt_active", "approval_gate_reached"),
         *("approval_resolved", "all_jobs_done", "all_required_succeeded", "required_job_failed"),
         *("cancel_requested", "cancel_finalized", "run_timed_out", "statuses_published"),
+        "optional_wait_began",
     },
     "job": {
         *("created", "scheduler_assigned", "worker_started", "execution_completed", "execution_failed"),

@@ -11,6 +11,8 @@ from typing import Any, Final
 import pytest
 
 from deltaci.core.errors import Refused
+from deltaci.core.instants import rfc3339
+from deltaci.core.lease import TTL_SECONDS
 from deltaci.engine.queue import AsyncQueue, QueueJob
 from deltaci.storage.memory import MemoryStore
 from tests.contract.backends import Backend, on_loop
@@ -52,11 +54,16 @@ ELSEWHERE: Final = {
 }
 
 
-def memory_queue() -> AsyncQueue:
-    """Return a queue over an empty memory store."""
+def memory_backend() -> Backend:
+    """Return an empty memory store with its clock."""
     backend = Backend("memory", lambda _: store)
     store = MemoryStore(clock=backend.now)
-    return backend.queue()
+    return backend
+
+
+def memory_queue() -> AsyncQueue:
+    """Return a queue over an empty memory store."""
+    return memory_backend().queue()
 
 
 async def job_in(queue: AsyncQueue, status: str) -> tuple[QueueJob, str]:
@@ -89,9 +96,12 @@ async def job_in(queue: AsyncQueue, status: str) -> tuple[QueueJob, str]:
 @on_loop
 async def test_an_operation_leads_to_its_status(operation: str, status: str) -> None:
     """`attempt` grows with a claim only, `rev` with every operation, and each has an event."""
-    async with memory_queue() as queue:
+    backend = memory_backend()
+    async with backend.queue() as queue:
         before, lease_id = await job_in(queue, status)
         count = len(await queue.events(before.id))
+        if status == "stalled":
+            backend.after(TTL_SECONDS)  # Before, its last owner might still execute it.
 
         await OPERATIONS[operation](queue, before.id, lease_id)
 
@@ -103,7 +113,7 @@ async def test_an_operation_leads_to_its_status(operation: str, status: str) -> 
         is_of_worker = operation in ("claim_next", "start", "heartbeat", "complete", "fail")
         assert (event["from_status"], event["to_status"]) == (status, after.status)
         assert (event["at"], event["actor"]) == (
-            *("2026-01-04T08:00:00.000000Z", "worker:w1" if is_of_worker else "orchestrator"),
+            *(rfc3339(backend.now()), "worker:w1" if is_of_worker else "orchestrator"),
         )
 
 
@@ -181,8 +191,11 @@ async def test_only_the_owner_executes_a_job(operation: str) -> None:
 @on_loop
 async def test_a_system_operation_needs_no_owner_but_the_current_revision(operation: str, status: str) -> None:
     """Both operations compare and set."""
-    async with memory_queue() as queue:
+    backend = memory_backend()
+    async with backend.queue() as queue:
         before, _ = await job_in(queue, status)
+        if status == "stalled":
+            backend.after(TTL_SECONDS)
 
         with pytest.raises(Refused, match="stale_rev"):
             await getattr(queue, operation)(before.id, expected_rev=before.rev - 1)
@@ -196,11 +209,13 @@ async def test_a_system_operation_needs_no_owner_but_the_current_revision(operat
 @on_loop
 async def test_a_stalled_job_is_not_over_and_its_last_owner_cannot_continue() -> None:
     """It returns to the queue by a step of its own."""
-    async with memory_queue() as queue:
+    backend = memory_backend()
+    async with backend.queue() as queue:
         job, lease_id = await job_in(queue, "stalled")
 
         with pytest.raises(Refused, match="stale_lease"):
             await queue.complete(lease_id, {"n": 1})
+        backend.after(TTL_SECONDS)
         requeued = await queue.requeue_stalled(job.id)
 
         assert (requeued.status, requeued.attempt, requeued.result) == ("queued", job.attempt, None)

@@ -91,8 +91,8 @@ OPEN = {"pending", "queued", "running", "validating", "retrying"}
             "canceled_queued",
             "cancel",
             [
-                *("workstream: ready → cancelled", "task build: queued → cancelled"),
-                "task test: pending → cancelled",
+                *("task build: queued → cancelled", "task test: pending → cancelled"),
+                "workstream: ready → cancelled",
             ],
             marks=pytest.mark.proves("WST-W8"),
         ),
