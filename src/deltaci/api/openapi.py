@@ -149,25 +149,27 @@ def _links() -> Json:
     }
     for route in _UNDER_LEASE:
         id = _BODIES[route.method, route.name].id
-        spec = {"path.attempt": "$response.body#/leases/0/job_id"} if route.name == "specs" else {}
-        links[id] = {"operationId": id, "parameters": {**lease_header, **spec}}
+        spec_parameters = {"path.attempt": "$response.body#/leases/0/job_id"} if route.name == "specs" else {}
+        links[id] = {"operationId": id, "parameters": {**lease_header, **spec_parameters}}
     return links
 
 
 def _runner_operations() -> Iterator[Operation]:
     for route in PROTOCOL_ROUTES:
-        body = _BODIES[route.method, route.name]
+        body_type = _BODIES[route.method, route.name]
         yield Operation(
             method=route.method,
             path=route.path.replace("<", "{").replace(">", "}"),
-            id=body.id,
+            id=body_type.id,
             summary=route.summary,
             tag="runner protocol",
             parameters=tuple(_parameters(route)),
-            body=body.request,
-            is_body_optional=body.is_optional,
-            response=body.response,
-            response_headers={SHA256_HEADER: {"required": True, "schema": _DIGEST}} if body.response is bytes else {},
+            body=body_type.request,
+            is_body_optional=body_type.is_optional,
+            response=body_type.response,
+            response_headers={SHA256_HEADER: {"required": True, "schema": _DIGEST}}
+            if body_type.response is bytes
+            else {},
             links=_links() if route.name == "lease" else {},
             codes=route.codes,
             is_under_lease=route in _UNDER_LEASE or route.name == "messages",

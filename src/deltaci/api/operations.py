@@ -135,9 +135,9 @@ def document(operations: Iterable[Operation], info: Json, security: Json) -> Jso
     `security` has the authentication schemes by name.
     """
     types: dict[str, Any] = {}
-    paths: Json = {}
+    operations_by_path: Json = {}
     for operation in operations:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, types)
+        operations_by_path.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, types)
     _, schemas = schema_components(types.values(), ref_template=REFS)
     for schema_name, constraint in FIELD_CONSTRAINTS.items():
         if schema_name in schemas:
@@ -146,7 +146,7 @@ def document(operations: Iterable[Operation], info: Json, security: Json) -> Jso
         "openapi": "3.1.0",
         "info": info,
         "servers": [{"url": "/"}],
-        "paths": paths,
+        "paths": operations_by_path,
         "components": {"schemas": schemas, "securitySchemes": security},
     }
 
@@ -217,9 +217,9 @@ def _schema(type_or_schema: Any, types: dict[str, Any]) -> Any:
     A schema may be given as well, with types in it.
     """
     if isinstance(type_or_schema, dict):
-        return {name: _schema(value, types) for name, value in type_or_schema.items()}
+        return {keyword: _schema(keyword_value, types) for keyword, keyword_value in type_or_schema.items()}
     if isinstance(type_or_schema, list | tuple):
-        return [_schema(value, types) for value in type_or_schema]
+        return [_schema(keyword_value, types) for keyword_value in type_or_schema]
     if type_or_schema is None or isinstance(type_or_schema, str | int | float):
         return type_or_schema
     types[str(type_or_schema)] = type_or_schema

@@ -88,8 +88,8 @@ def api_operations() -> Iterator[Operation]:
 
 def _parameters(route: Route) -> Iterator[Json]:
     """Yield the OpenAPI parameters of a route: those in the path, in the query and in headers."""
-    for name in route.path_parameters:
-        yield {"name": name, "in": "path", "required": True, "schema": PARAMETERS[name]}
+    for parameter_name in route.path_parameters:
+        yield {"name": parameter_name, "in": "path", "required": True, "schema": PARAMETERS[parameter_name]}
     if route.query is not None:
         for field in msgspec.structs.fields(route.query):
             yield {

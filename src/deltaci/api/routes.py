@@ -121,7 +121,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def path_parameters(self) -> tuple[str, ...]:
         """The names of the parameters in the path."""
-        return tuple(part.strip("{}*") for part in self.path.split("/") if part.startswith("{"))
+        return tuple(path_part.strip("{}*") for path_part in self.path.split("/") if path_part.startswith("{"))
 
 
 _RUN: Final = "/runs/{run}"

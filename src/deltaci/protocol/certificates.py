@@ -11,8 +11,8 @@ def load_certificate(context: ssl.SSLContext, cert: Path, key: Path) -> None:
 
     Raise `ValueError` that names the unreadable file, or both files if they are not a valid pair.
     """
-    for path in (cert, key):
-        _check_readable(path)
+    for pem_path in (cert, key):
+        _check_readable(pem_path)
     try:
         context.load_cert_chain(cert, key, password=lambda: "")  # Never prompt for a password.
     except ssl.SSLError as error:

@@ -54,5 +54,5 @@ def with_integers(value: Any) -> Any:
         case list():
             return [with_integers(element) for element in value]
         case dict():
-            return {name: with_integers(member) for name, member in value.items()}
+            return {member_name: with_integers(member) for member_name, member in value.items()}
     return value

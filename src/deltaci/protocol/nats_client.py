@@ -42,8 +42,8 @@ class NatsAddress(msgspec.Struct, frozen=True):
     def check(self) -> None:
         """Raise `ValueError` for a malformed URL, a missing library or an unreadable credentials file."""
         for url in self.url.split(","):
-            parts = urlsplit(url.strip())
-            if parts.scheme not in SCHEMES or not parts.hostname:
+            url_parts = urlsplit(url.strip())
+            if url_parts.scheme not in SCHEMES or not url_parts.hostname:
                 raise ValueError("the address of NATS is malformed; give one like nats://host:4222")
         _import_library("nats", "NATS", "pip install 'deltaci[nats]'")
         if self.credentials:
@@ -99,13 +99,13 @@ class NatsConnection:
         connection = await self._connect(set_closed)
         LOGGER.info("NATS at %s: connected", self._address)
         serve_task = asyncio.ensure_future(serve(connection))
-        closed_waiter = asyncio.create_task(is_closed.wait())
+        closed_task = asyncio.create_task(is_closed.wait())
         try:
-            await asyncio.wait({serve_task, closed_waiter}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({serve_task, closed_task}, return_when=asyncio.FIRST_COMPLETED)
             if serve_task.done():
                 serve_task.result()
         finally:
-            closed_waiter.cancel()
+            closed_task.cancel()
             while not serve_task.done():
                 serve_task.cancel()  # Repeated, because a cancel that coincides with the end of a wait may get lost.
                 await asyncio.wait({serve_task}, timeout=CANCEL_SECONDS)

@@ -99,5 +99,5 @@ def queue_keys(labels: Iterable[str]) -> list[str]:
     ]
 
 
-def _base32(data: bytes) -> str:
-    return b32encode(data).decode().rstrip("=").lower()
+def _base32(raw_bytes: bytes) -> str:
+    return b32encode(raw_bytes).decode().rstrip("=").lower()

@@ -35,19 +35,19 @@ def schema_components(types: Iterable[Any], ref_template: str) -> tuple[list[Any
     }
     if not new_names:
         return list(schemas), components
-    references = {
+    new_references = {
         ref_template.format(name=class_name): ref_template.format(name=new_name)
         for class_name, new_name in new_names.items()
     }
     renamed = {
-        new_names.get(name, name): _renamed(schema, new_names, references) for name, schema in components.items()
+        new_names.get(name, name): _renamed(schema, new_names, new_references) for name, schema in components.items()
     }
     if len(renamed) != len(components):
         ambiguous_names = sorted(set(new_names.values()) & set(components))
         raise ValueError(
             f"two structs have the schema name {', '.join(ambiguous_names)}; give each its own schema_name"
         )
-    return [_renamed(schema, new_names, references) for schema in schemas], renamed
+    return [_renamed(schema, new_names, new_references) for schema in schemas], renamed
 
 
 def structs(kinds: Iterable[inspect.Type]) -> Iterator[type]:
@@ -61,8 +61,8 @@ def structs(kinds: Iterable[inspect.Type]) -> Iterator[type]:
             seen.add(type_info.cls)
             yield type_info.cls
             pending += [field.type for field in type_info.fields]
-        for name in ("type", "types", "item_type", "item_types", "key_type", "value_type"):
-            attribute = getattr(type_info, name, ())
+        for type_attribute in ("type", "types", "item_type", "item_types", "key_type", "value_type"):
+            attribute = getattr(type_info, type_attribute, ())
             inner_types = attribute if isinstance(attribute, tuple) else (attribute,)
             pending += [inner_type for inner_type in inner_types if isinstance(inner_type, inspect.Type)]
 
@@ -73,10 +73,10 @@ def _renamed(schema: Any, new_names: dict[str, str], references: dict[str, str])
         return [_renamed(element, new_names, references) for element in schema]
     if not isinstance(schema, dict):
         return schema
-    renamed = {key: _renamed(value, new_names, references) for key, value in schema.items()}
-    for key, table in (("title", new_names), ("$ref", references)):
-        if isinstance(renamed.get(key), str):
-            renamed[key] = table.get(renamed[key], renamed[key])
+    renamed = {keyword: _renamed(value, new_names, references) for keyword, value in schema.items()}
+    for keyword, renames in (("title", new_names), ("$ref", references)):
+        if isinstance(renamed.get(keyword), str):
+            renamed[keyword] = renames.get(renamed[keyword], renamed[keyword])
     if "discriminator" in renamed and "mapping" in renamed["discriminator"]:
         mapping = renamed["discriminator"]["mapping"]
         renamed["discriminator"]["mapping"] = {tag: references.get(ref, ref) for tag, ref in mapping.items()}

@@ -17,7 +17,7 @@ PAGE: Final = 100
 
 
 class TransitionQuery(RequestSchema, frozen=True, kw_only=True):
-    """Which transitions of a run to return, and in which vocabulary."""
+    """The transitions of a run to return, and their vocabulary."""
 
     view: Annotated[Literal[VIEWS], doc("our own vocabulary, or that of one document")] = CANONICAL.name  # type: ignore[valid-type]
     order: Annotated[Literal["oldest", "newest"], doc("sort order")] = "oldest"

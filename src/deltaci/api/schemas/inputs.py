@@ -252,20 +252,20 @@ class RunQuery(RequestSchema, frozen=True, kw_only=True):
 
 
 class PageQuery(RequestSchema, frozen=True, kw_only=True):
-    """Which page of a list to return."""
+    """The page of a list to return."""
 
     limit: Annotated[Limit, doc("page size")] = DEFAULT_PAGE
     cursor: Annotated[Cursor, doc("`next` of the previous page")] = ""
 
 
 class FlakyQuery(PageQuery, frozen=True, kw_only=True):
-    """Which page of the flaky jobs to return, and a filter for it."""
+    """The page of the flaky jobs to return, and a filter for them."""
 
     project: Annotated[LineText | None, doc("only of this project")] = None
 
 
 class WorkerQuery(PageQuery, frozen=True, kw_only=True):
-    """Which page of the workers to return."""
+    """The page of the workers to return, and a filter for them."""
 
     gone: Annotated[bool, doc("workers that are shut down, instead of the others")] = False
 
@@ -278,14 +278,14 @@ class SecretQuery(RequestSchema, frozen=True, kw_only=True):
 
 
 class EventQuery(RequestSchema, frozen=True, kw_only=True):
-    """Which events to return."""
+    """The parameters of a list of events."""
 
     after: Annotated[Quantity, doc("only events after this seq")] = 0
     limit: Annotated[Annotated[int, Meta(ge=1, le=MAX_EVENTS)], doc("page size, for JSON")] = 100
 
 
 class LogQuery(RequestSchema, frozen=True, kw_only=True):
-    """Which lease's log of an attempt to read, for how many seconds to follow it, and whether to download it."""
+    """The parameters of the log of an attempt: the lease, how many seconds to follow it, and whether to download it."""
 
     lease: Annotated[Quantity, doc("the number of the lease of the attempt; 0: the last one")] = 0
     follow: Annotated[
@@ -296,7 +296,7 @@ class LogQuery(RequestSchema, frozen=True, kw_only=True):
 
 
 class LogIndexQuery(RequestSchema, frozen=True, kw_only=True):
-    """Which lease's log to return the index of, and the first block to return."""
+    """The parameters of the index of a log: the lease, and the first block to return."""
 
     lease: Annotated[Quantity, doc("the number of the lease of the attempt; 0: the last one")] = 0
     block: Annotated[Annotated[int, Meta(ge=0, le=2**31 - 1)], doc("the first block to return")] = 0

@@ -127,7 +127,7 @@ class AcceptedChanges(ResponseSchema, frozen=True, kw_only=True):
 
 
 class ChangeQuery(PageQuery, frozen=True, kw_only=True):
-    """Which page of the changes to return, and a filter for it."""
+    """The page of the changes to return, and a filter for it."""
 
     project: Annotated[LineText | None, doc("only of this project")] = None
 

@@ -10,7 +10,7 @@ from deltaci.protocol.messages import Timestamp, doc
 
 
 class QueueQuery(PageQuery, frozen=True, kw_only=True):
-    """Which page of the queue to return, and filters for it."""
+    """The page of the queue to return, and filters for it."""
 
     part: Annotated[Literal["all", "running"], doc("all, or only running attempts, which costs less")] = "all"
     reason: Annotated[LineText, doc("only entries that wait for this: the `id` or the `code` of a reason")] = ""

@@ -16,7 +16,7 @@ EarlierOutcome = Literal["failed", "not_failed", "unknown"]
 
 
 class RunTestQuery(RequestSchema, frozen=True, kw_only=True):
-    """Which page of the tests of a run to return, and filters for it. A test must match every filter that is set."""
+    """The page of the tests of a run to return, and filters for it. A test must match every filter that is set."""
 
     q: Annotated[LineText, doc("only tests with this text in the name or message, ignoring case")] = ""
     outcome: Annotated[

@@ -30,7 +30,7 @@ class WorkstreamInput(RequestSchema, frozen=True, kw_only=True):
 
 
 class WorkstreamQuery(PageQuery, frozen=True, kw_only=True):
-    """Which page of the workstreams to return, and filters for it. A workstream must match every filter that is set."""
+    """The page of the workstreams to return, and filters for it. A workstream must match every filter that is set."""
 
     state: Annotated[Literal[WORKSTREAM_STATES] | None, doc("only in this state")] = None  # type: ignore[valid-type]
     project: Annotated[LineText | None, doc("only of this project")] = None
@@ -39,7 +39,7 @@ class WorkstreamQuery(PageQuery, frozen=True, kw_only=True):
 
 
 class MergeQuery(RequestSchema, frozen=True, kw_only=True):
-    """Which merge queues to return."""
+    """A filter for the merge queues to return."""
 
     project: Annotated[LineText | None, doc("only of this project")] = None
 
@@ -150,7 +150,7 @@ class WorkstreamMerge(ResponseSchema, frozen=True, kw_only=True):
 
 
 class Workstream(WorkstreamSummary, frozen=True, kw_only=True):
-    """A workstream with its tasks."""
+    """A workstream with its branch, commits, tasks, stages and merge."""
 
     derived_state: Annotated[str, doc("the state that document 003 derives from the tasks alone")]
     base_commit: Annotated[str, doc("the commit that its branch began with")]

@@ -64,7 +64,7 @@ class Filter:
         return self.patterns[matches[-1]] if matches else None
 
     def matches(self, path: str) -> bool:
-        """Whether the filter matches this path, relative to the root of the repository, without a leading slash."""
+        """Return whether the filter matches a path, relative to the root of the repository, without leading slash."""
         deciding_pattern = self.decided_by(path)
         return deciding_pattern is not None and not deciding_pattern.is_negative
 
@@ -87,11 +87,11 @@ def parse_all(texts: Sequence[str], *, is_branch: bool = False) -> tuple[Pattern
     if len(texts) > MAX_PATTERNS:
         raise BadPattern(1, f"{len(texts)} patterns", f"at most {MAX_PATTERNS}", item=MAX_PATTERNS + 1)
     patterns = []
-    for item, text in enumerate(texts, 1):
+    for text_number, text in enumerate(texts, 1):
         try:
             patterns.append(parse_branch(text) if is_branch else parse_path(text))
         except BadPattern as error:
-            raise BadPattern(error.column, error.found, error.expected, item=item) from None
+            raise BadPattern(error.column, error.found, error.expected, item=text_number) from None
     if patterns and all(pattern.is_negative for pattern in patterns):
         raise BadPattern(1, "only patterns with '!'", "one without, before them, such as '**' for everything")
     return tuple(patterns)
@@ -101,17 +101,17 @@ def parse_path(text: str) -> Pattern:
     """Parse a path pattern. A pattern whose last name has no wildcards also matches everything below that name."""
     start = _pattern_start(text)
     is_negative = start == 1
-    end = len(text)
+    text_end = len(text)
     if text.startswith("./", start):
         start += 2
     elif text.startswith("/", start):
         start += 1
-    if text[start:end] in ("", "."):
+    if text[start:text_end] in ("", "."):
         return Pattern(text, is_negative, (Step(None, repeats_on=ANY, skip_count=1),), "")
     is_folder = text.endswith("/")
-    end -= is_folder
-    _check_names(text, start, end)
-    parser = _Parser(text, start, end)
+    text_end -= is_folder
+    _check_names(text, start, text_end)
+    parser = _Parser(text, start, text_end)
     steps = parser.parse()
     if parser.ends_with_literal_name:
         steps += BELOW_OR_ITSELF
@@ -277,7 +277,7 @@ class _Parser:
         cursor = position + 1
         is_negated = self._text[cursor : cursor + 1] in ("!", "^")
         cursor += is_negated
-        members: list[str] = []
+        single_characters: list[str] = []
         ranges: list[tuple[str, str]] = []
         while True:
             if cursor >= self._end:
@@ -292,12 +292,12 @@ class _Parser:
                     raise BadPattern(range_column, f"the range '{low}-{high}'", f"the lower end first: '{high}-{low}'")
                 ranges.append((low, high))
             else:
-                members.append(low)
-        if not members and not ranges:
+                single_characters.append(low)
+        if not single_characters and not ranges:
             raise BadPattern(position + 1, "empty brackets", "characters in them; write '\\[' for the character itself")
         if is_negated:
-            members.append("/")
-        characters = CharacterSet("".join(sorted(members)), tuple(sorted(ranges)), is_negated)
+            single_characters.append("/")
+        characters = CharacterSet("".join(sorted(single_characters)), tuple(sorted(ranges)), is_negated)
         self._steps.append(Step(characters))
         self._operand = _Operand(characters)
         return cursor + 1

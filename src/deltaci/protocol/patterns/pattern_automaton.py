@@ -28,7 +28,7 @@ class CharacterSet(NamedTuple):
     is_negated: bool = False
 
     def contains(self, character: str) -> bool:
-        """Whether the set contains this character."""
+        """Return whether the set contains this character."""
         is_listed = character in self.characters or (
             character != "/" and any(low <= character <= high for low, high in self.ranges)
         )
@@ -66,32 +66,36 @@ class Automaton:
 
     def __init__(self, patterns: Sequence[Sequence[Step]]) -> None:
         self.size = sum(len(pattern) + 1 for pattern in patterns)
-        advancing: dict[CharacterSet, list[int]] = {}
-        repeating: dict[CharacterSet, list[int]] = {}
-        skips: dict[int, list[int]] = {1: [], 2: []}
-        self._starts: list[int] = []
+        advancing_positions: dict[CharacterSet, list[int]] = {}
+        repeating_positions: dict[CharacterSet, list[int]] = {}
+        positions_by_skip_count: dict[int, list[int]] = {1: [], 2: []}
+        self._start_positions: list[int] = []
         self._index_by_end: dict[int, int] = {}  # From the position after the last step to the index of the pattern.
         position = 0
         for index, pattern in enumerate(patterns):
-            self._starts.append(position)
+            self._start_positions.append(position)
             for step in pattern:
                 if step.advances_on is not None:
-                    advancing.setdefault(step.advances_on, []).append(position)
+                    advancing_positions.setdefault(step.advances_on, []).append(position)
                 if step.repeats_on is not None:
-                    repeating.setdefault(step.repeats_on, []).append(position)
+                    repeating_positions.setdefault(step.repeats_on, []).append(position)
                 if step.skip_count:
-                    skips[step.skip_count].append(position)
+                    positions_by_skip_count[step.skip_count].append(position)
                 position += 1
             self._index_by_end[position] = index
             position += 1
-        self._advancing_bits = {characters: self._bits(positions) for characters, positions in advancing.items()}
-        self._repeating_bits = {characters: self._bits(positions) for characters, positions in repeating.items()}
-        self._skip_one, self._skip_two = self._bits(skips[1]), self._bits(skips[2])
+        self._advancing_bits = {
+            characters: self._bits(positions) for characters, positions in advancing_positions.items()
+        }
+        self._repeating_bits = {
+            characters: self._bits(positions) for characters, positions in repeating_positions.items()
+        }
+        self._skip_one, self._skip_two = self._bits(positions_by_skip_count[1]), self._bits(positions_by_skip_count[2])
         self._end_bits = self._bits(self._index_by_end)
         self._masks: dict[str, tuple[int, int]] = {}
         self._states: dict[int, State] = {}
         self._cached_bytes = 0
-        self._initial_state = self._add_state(self._with_skips(self._bits(self._starts)))
+        self._initial_state = self._add_state(self._with_skips(self._bits(self._start_positions)))
 
     def walk(self, text: str, state: State | None = None) -> State:
         """Return the state after this text, starting at the beginning or at a state that `walk` returned."""
@@ -107,8 +111,10 @@ class Automaton:
         """Return the indices of the patterns that match the text of this state, or can match a longer text."""
         return tuple(
             index
-            for start, (end, index) in zip(self._starts, self._index_by_end.items(), strict=True)
-            if (state.positions >> start) & ((1 << (end - start + 1)) - 1)
+            for start_position, (end_position, index) in zip(
+                self._start_positions, self._index_by_end.items(), strict=True
+            )
+            if (state.positions >> start_position) & ((1 << (end_position - start_position + 1)) - 1)
         )
 
     def _advance(self, state: State, character: str) -> State:

@@ -126,13 +126,13 @@ class _Reader:
             parser.buffer_text = True
             parser.CharacterDataHandler = self._on_text
 
-    def read(self, data: bytes) -> None:
+    def read(self, xml_bytes: bytes) -> None:
         """Parse the whole report; raise `Refused` if it is malformed or too large."""
-        if len(data) > MAX_REPORT_BYTES:
-            raise self._error("too_large", f"has {len(data)} bytes, at most {MAX_REPORT_BYTES}; split it")
+        if len(xml_bytes) > MAX_REPORT_BYTES:
+            raise self._error("too_large", f"has {len(xml_bytes)} bytes, at most {MAX_REPORT_BYTES}; split it")
         try:
-            for offset in range(0, len(data), _CHUNK_BYTES):
-                self._parser.Parse(data[offset : offset + _CHUNK_BYTES], False)
+            for offset in range(0, len(xml_bytes), _CHUNK_BYTES):
+                self._parser.Parse(xml_bytes[offset : offset + _CHUNK_BYTES], False)
             self._parser.Parse(b"", True)
         except expat.ExpatError as error:
             raise self._error("unreadable", f"is not XML: {expat.ErrorString(error.code)}") from None
@@ -141,8 +141,8 @@ class _Reader:
 
     def _error(self, code: str, problem: str) -> Refused:
         """Return the error for this report, with its file name and the current line."""
-        line = self._parser.CurrentLineNumber
-        return Refused(code, f"the test report {self._file}, line {line}, {problem}")
+        line_number = self._parser.CurrentLineNumber
+        return Refused(code, f"the test report {self._file}, line {line_number}, {problem}")
 
     def _on_doctype(self, *_: object) -> None:
         raise self._error("unreadable", "has a document type; write the report without <!DOCTYPE>")
@@ -177,8 +177,10 @@ class _Reader:
 
     def _begin_case(self, attributes: dict[str, str]) -> None:
         scope = attributes.get("classname") or (self._suites[-1] if self._suites else "")
-        name = ".".join(part for part in (scope, attributes.get("name", "")) if part)[:MAX_NAME_CHARACTERS]
-        case = self._case = _ParsedCase(name)
+        case_name = ".".join(name_part for name_part in (scope, attributes.get("name", "")) if name_part)[
+            :MAX_NAME_CHARACTERS
+        ]
+        case = self._case = _ParsedCase(case_name)
         case.seconds = _seconds(attributes.get("time", ""))
         self._output, self._output_budget = [], MAX_OUTPUT_CHARACTERS
         for attribute in ("status", "result"):
@@ -246,7 +248,7 @@ def read(reports: Iterable[tuple[str, bytes]], on_error: Callable[[Refused], Non
         skipped=outcomes.count(SKIPPED),
         flaky=sum(_is_flaky(case) for case in cases),
         seconds=round(math.fsum(case.seconds for case in cases), 3),
-        failed_names=tuple(name for name, _ in failed[:MAX_NAMES]),
+        failed_names=tuple(failed_name for failed_name, _ in failed[:MAX_NAMES]),
         failed_messages=tuple(message for _, message in failed[:MAX_NAMES]),
     )
 
@@ -276,10 +278,10 @@ def _parse_reports(
 ) -> list[_ParsedCase]:
     """Return the tests of all reports, in order; handle malformed reports like `read`."""
     cases: list[_ParsedCase] = []
-    for file, data in reports:
+    for file, report_bytes in reports:
         report_reader = _Reader(file, has_output=has_output)
         try:
-            report_reader.read(data)
+            report_reader.read(report_bytes)
         except Refused as refused:
             if on_error is None:
                 raise

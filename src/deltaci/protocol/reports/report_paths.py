@@ -84,12 +84,12 @@ def _parse_json(text: str) -> JsonPath:
             if text[position] != ".":
                 raise BadPattern(position + 1, f"'{text[position]}'", "'.' before the next key")
             position += 1
-        key = _KEY.match(text, position)
-        if key is None:
+        key_match = _KEY.match(text, position)
+        if key_match is None:
             actual = f"'{text[position]}'" if position < len(text) else "the end"
             raise BadPattern(position + 1, actual, "a key; one with other signs in it is written '[\"a.b\"]'")
-        parts.append(key[0])
-        position = key.end()
+        parts.append(key_match[0])
+        position = key_match.end()
     return JsonPath(tuple(parts))
 
 
@@ -99,24 +99,24 @@ def _parse_xml(text: str) -> XmlPath:
     elements: list[Element] = []
     while True:
         is_attribute = text.startswith("@", position)
-        name = _NAME.match(text, position + is_attribute)
-        if name is None:
+        name_match = _NAME.match(text, position + is_attribute)
+        if name_match is None:
             actual = f"'{text[position]}'" if position < len(text) else "the end"
             raise BadPattern(position + 1, actual, "the name of an element, or '@' and that of an attribute")
-        position = name.end()
+        position = name_match.end()
         if is_attribute:
             if position < len(text):
                 raise BadPattern(position + 1, f"'{text[position]}' behind an attribute", "nothing more")
-            return XmlPath(tuple(elements), name[0], is_absolute)
+            return XmlPath(tuple(elements), name_match[0], is_absolute)
         predicate = _PREDICATE.match(text, position)
         if predicate is not None:
             position = predicate.end()
-            number = _parse_index(predicate, 1_000_000) if predicate[1] is not None else 0
-            if predicate[1] is not None and not number:
+            element_number = _parse_index(predicate, 1_000_000) if predicate[1] is not None else 0
+            if predicate[1] is not None and not element_number:
                 raise BadPattern(predicate.start() + 1, "'[0]'", "a number from 1 on: in XML the first one is '[1]'")
-            elements.append(Element(name[0], number, predicate[2] or "", predicate[3] or ""))
+            elements.append(Element(name_match[0], element_number, predicate[2] or "", predicate[3] or ""))
         else:
-            elements.append(Element(name[0]))
+            elements.append(Element(name_match[0]))
         if position == len(text):
             return XmlPath(tuple(elements), "", is_absolute)
         if text[position] != "/":
