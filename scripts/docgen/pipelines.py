@@ -15,8 +15,8 @@ from deltaci.pipeline.parse.shapes import (
     describe_options,
     field_default,
     field_description,
-    options,
-    shape,
+    get_shape,
+    list_options,
 )
 from scripts.docgen.pages import replace_below_mark, table
 
@@ -67,7 +67,7 @@ def tables(homes: Homes, *, are_evaluated: bool = True) -> Iterator[str]:
     for cls, home in homes.items():
         yield f"### {home}\n"
         yield f"{' '.join((cls.__doc__ or '').split())}\n"
-        of = shape(cls)
+        of = get_shape(cls)
         named = [(f"**`{name}`**" if field.required else f"`{name}`", field) for name, field in of.fields.items()]
         if of.extra_keys is not None:
             named.append(("any other", of.extra_keys))
@@ -84,19 +84,19 @@ def _row(name: str, field: FieldInfo, homes: Homes) -> tuple[str, ...]:
 
 
 def _what(field: FieldInfo, homes: Homes) -> str:
-    allowed = options(field.type)
+    allowed = list_options(field.type)
     for option in allowed:
         match option.type:
             case inspect.StructType() if home := _home(option, homes):
                 return f"see {home}"
-            case inspect.VarTupleType(item_type=item) if home := _home(options(item)[0], homes):
+            case inspect.VarTupleType(item_type=item) if home := _home(list_options(item)[0], homes):
                 return f"see {home}" + (", or a list of them" if option.extra.get("one") else ": a list of them")
             case inspect.DictType(value_type=value):
-                home = _home(options(value)[0], homes)
+                home = _home(list_options(value)[0], homes)
                 return (
                     f"names, each with its own: see {home}"
                     if home
-                    else f"names, each with {describe_options(options(value))}"
+                    else f"names, each with {describe_options(list_options(value))}"
                 )
     return describe_options(allowed)
 
@@ -107,7 +107,7 @@ def _home(option: Option, homes: Homes) -> str:
 
 
 def _has_expressions(hint: object) -> bool:
-    for option in options(hint):
+    for option in list_options(hint):
         inner = getattr(option.type, "item_type", None) or getattr(option.type, "value_type", None)
         pattern = getattr(option.type, "pattern", None)
         if option.extra.get("expressions") or option.extra.get("condition") or pattern == model.EXPRESSION:

@@ -21,7 +21,7 @@ from deltaci.pipeline.change import Change
 from deltaci.pipeline.detect import detect_pipeline, files_to_read
 from deltaci.pipeline.github.composite_actions import ACTION_FILES
 from deltaci.pipeline.parse.parse_result import ParseResult
-from deltaci.pipeline.parse.problems import Problem, errors
+from deltaci.pipeline.parse.problems import Problem, select_errors
 from deltaci.pipeline.parse.reader import parse_pipeline
 from deltaci.pipeline.planning.compile import UNTRUSTED, CompileResult, check_triggers, compile_pipeline
 from deltaci.pipeline.planning.plan import Plan, hash_of
@@ -102,8 +102,8 @@ def parse_pipelines(
 def _parse_file(path: str, content: bytes | None, texts: Mapping[str, str]) -> PipelineFile:
     if content is None:
         expected = f"expected at most {MAX_FILE_BYTES:,} bytes"
-        problem = Problem(file=path, line=1, column=1, found="it is too large", expected=expected)
-        return PipelineFile(kind="own", result=ParseResult(file=path, pipeline=None, problems=(problem,)))
+        size_problem = Problem(file=path, line=1, column=1, found="it is too large", expected=expected)
+        return PipelineFile(kind="own", result=ParseResult(file=path, pipeline=None, problems=(size_problem,)))
     kind = _kind(path)
     result = github.parse_workflow(content, path, texts) if kind == "github" else parse_pipeline(content, path)
     return PipelineFile(kind=kind, result=result, text=texts[path])
@@ -120,7 +120,9 @@ def check_file_triggers(file: PipelineFile, change: Change, changed: Collection[
     It starts an invalid pipeline, so that a run displays its problems.
     """
     if file.result.pipeline is None:
-        return TriggerCheck(True, f"it has {len(errors(file.result.problems))} problems, so its triggers are unknown")
+        return TriggerCheck(
+            True, f"it has {len(select_errors(file.result.problems))} problems, so its triggers are unknown"
+        )
     return check_triggers(file.result.pipeline, change, changed)
 
 

@@ -50,8 +50,8 @@ def assert_harmless(files: dict[str, str]) -> None:
     assert result.problems == ()
     assert result.pipeline is not None
     assert not result.expressions
-    for finding in proposal.findings:
-        for step in finding.job.steps or ():
+    for proposed_job in proposal.proposed_jobs:
+        for step in proposed_job.job.steps or ():
             assert all(WORD.fullmatch(word) for word in (step.run or "").split()), step.run
             assert "owned" not in (step.run or "")
 
@@ -100,7 +100,7 @@ def test_folders_with_unsafe_names_are_skipped_with_a_message() -> None:
     """The message explains why no job is proposed for the folder."""
     proposal = proposed({"a b/package.json": JEST, "go.mod": "", "a.go": ""})
 
-    assert [finding.id for finding in proposal.findings] == ["build"]
+    assert [proposed_job.id for proposed_job in proposal.proposed_jobs] == ["build"]
     assert any("not safe in commands" in message for message in proposal.unclear)
     assert not any(map(is_plain, ("a b", "-a", "a/../b", "..", "a\nb", "$x", "a'b", "ä", "c++")))
 
@@ -179,7 +179,7 @@ def test_an_uncommented_guess_is_a_valid_job() -> None:
 
     assert result.problems == ()
     assert result.pipeline is not None
-    assert result.pipeline.jobs == {finding.id: finding.job for finding in proposal.findings}
+    assert result.pipeline.jobs == {proposed_job.id: proposed_job.job for proposed_job in proposal.proposed_jobs}
 
 
 NAMES = st.sampled_from([*MANIFESTS, "uv.lock", "yarn.lock", "gradlew", "manage.py", ".gitmodules", "X.sln", "nx.json"])
@@ -203,5 +203,5 @@ def test_the_order_of_the_paths_does_not_matter(files: dict[str, str], randomize
     assert result.problems == ()
     assert result.pipeline is not None
     assert proposal.pipeline is None or result.pipeline.jobs == proposal.pipeline.jobs
-    assert all(finding.evidence and finding.job.steps for finding in proposal.findings)
-    assert all(finding.reason for finding in proposal.findings if finding.confidence != "sure")
+    assert all(proposed_job.evidence and proposed_job.job.steps for proposed_job in proposal.proposed_jobs)
+    assert all(proposed_job.uncertainty for proposed_job in proposal.proposed_jobs if proposed_job.confidence != "sure")

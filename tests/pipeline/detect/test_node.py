@@ -77,8 +77,8 @@ def test_scripts_become_jobs() -> None:
 
     assert list(jobs(files)) == ["build", "test", "lint"]
     assert steps(files, "lint") == ["npm ci", "npm run lint", "npm run typecheck", "npm run format:check"]
-    assert all(finding.job.env["CI"] == "true" for finding in proposed(files).findings)
-    assert proposed(files).findings[0].job.caches[0].lock_files == ("package-lock.json",)
+    assert all(proposed_job.job.env["CI"] == "true" for proposed_job in proposed(files).proposed_jobs)
+    assert proposed(files).proposed_jobs[0].job.caches[0].lock_files == ("package-lock.json",)
 
 
 def test_missing_build_output_is_built_before_the_tests() -> None:

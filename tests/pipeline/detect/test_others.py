@@ -173,20 +173,20 @@ def test_projects_in_folders_have_jobs_of_their_own() -> None:
         "apps/web/package.json": package({"test": "jest"}),
         "apps/web/package-lock.json": "",
     }
-    findings = {finding.id: finding for finding in proposed(files).findings}
+    proposed_jobs = {proposed_job.id: proposed_job for proposed_job in proposed(files).proposed_jobs}
 
-    assert set(findings) == {"services-api-build", "services-api-test", "apps-web-test"}
-    job = findings["apps-web-test"].job
+    assert set(proposed_jobs) == {"services-api-build", "services-api-test", "apps-web-test"}
+    job = proposed_jobs["apps-web-test"].job
     assert job.defaults.run.working_directory == "apps/web"
     assert job.paths == ("apps/web/**", "*")
     assert (job.caches[0].paths, job.caches[0].lock_files) == (("apps/web/.npm",), ("apps/web/package-lock.json",))
-    assert findings["services-api-test"].job.artifacts[0].path == "services/api/test-results.xml"
+    assert proposed_jobs["services-api-test"].job.artifacts[0].path == "services/api/test-results.xml"
 
 
 def test_a_project_that_refers_to_a_sibling_folder_always_runs() -> None:
     """A change there may affect it, and skipping a required job is worse than running an unnecessary one."""
     files = {"a/go.mod": "module a\nreplace b => ../b\n", "a/a.go": "", "b/go.mod": "module b\n", "b/b.go": ""}
-    path_filters = {finding.id: finding.job.paths for finding in proposed(files).findings}
+    path_filters = {proposed_job.id: proposed_job.job.paths for proposed_job in proposed(files).proposed_jobs}
 
     assert path_filters == {"a-build": None, "b-build": ("b/**", "*")}
 
@@ -208,7 +208,7 @@ def test_examples_documentation_and_third_party_code_are_skipped(folder: str) ->
     """A message reports that they exist."""
     proposal = proposed(GO | {f"{folder}/package.json": package({"test": "jest"})})
 
-    assert {finding.id for finding in proposal.findings} == {"build", "test"}
+    assert {proposed_job.id for proposed_job in proposal.proposed_jobs} == {"build", "test"}
     assert any("1 more folder" in message for message in proposal.unclear)
 
 
@@ -217,7 +217,7 @@ def test_the_number_of_projects_is_limited() -> None:
     files = {f"packages/p{number:03}/go.mod": "" for number in range(100)}
     proposal = proposed(files | {f"packages/p{number:03}/a.go": "" for number in range(100)})
 
-    assert len(proposal.findings) == MAX_PROJECTS
+    assert len(proposal.proposed_jobs) == MAX_PROJECTS
     assert any(f"at most {MAX_PROJECTS}" in message for message in proposal.unclear)
 
 
@@ -246,7 +246,9 @@ def test_unsure_jobs_are_not_part_of_the_pipeline() -> None:
 
 def test_every_job_may_use_the_network() -> None:
     """The jobs have to download dependencies."""
-    assert all(finding.job.network for files, _ in REPOSITORIES.values() for finding in proposed(files).findings)
+    assert all(
+        proposed_job.job.network for files, _ in REPOSITORIES.values() for proposed_job in proposed(files).proposed_jobs
+    )
 
 
 def test_detection_returns_a_pipeline_or_refuses_with_a_reason() -> None:

@@ -156,8 +156,8 @@ def test_tests_are_run_as_the_project_declares(name: str) -> None:
 def test_packages_are_installed_into_virtual_environments_only() -> None:
     """A job must not change the Python installation of the runner."""
     for files, _, _ in PYTHON_PROJECTS.values():
-        for finding in proposed(files).findings:
-            for step in finding.job.steps or ():
+        for proposed_job in proposed(files).proposed_jobs:
+            for step in proposed_job.job.steps or ():
                 assert step.run is not None
                 assert not step.run.startswith("pip")
                 assert step.run.startswith(("python3 -m venv ", ".venv/bin/", ".tools/bin/", 'PATH="$PWD/.venv/bin'))
@@ -165,9 +165,15 @@ def test_packages_are_installed_into_virtual_environments_only() -> None:
 
 def test_pytest_writes_a_junit_report_that_is_an_artifact() -> None:
     """The server shows the tests of JUnit reports."""
-    finding = next(finding for finding in proposed(PYTHON_PROJECTS["an extra"][0]).findings if finding.id == "test")
+    proposed_job = next(
+        proposed_job
+        for proposed_job in proposed(PYTHON_PROJECTS["an extra"][0]).proposed_jobs
+        if proposed_job.id == "test"
+    )
 
-    assert [(artifact.path, artifact.type) for artifact in finding.job.artifacts] == [("test-results.xml", "junit")]
+    assert [(artifact.path, artifact.type) for artifact in proposed_job.job.artifacts] == [
+        ("test-results.xml", "junit")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -204,17 +210,17 @@ def test_a_version_from_git_needs_the_history() -> None:
     """Without the git tags, the package has no version or a wrong one."""
     files = {"pyproject.toml": PACKAGE.replace('"hatchling"', '"hatchling", "hatch-vcs"')}
 
-    assert [finding.job.checkout for finding in proposed(files).findings] == [0]
+    assert [proposed_job.job.checkout for proposed_job in proposed(files).proposed_jobs] == [0]
 
 
 def test_declared_python_versions_are_only_a_hint() -> None:
     """The runners may not have these versions, and the first run should succeed."""
     versions = "classifiers = ['Programming Language :: Python :: 3.11', 'Programming Language :: Python :: 3.13']\n"
     files = {"pyproject.toml": PACKAGE + versions + EXTRA, TEST: ""}
-    finding = next(finding for finding in proposed(files).findings if finding.id == "test")
+    proposed_job = next(proposed_job for proposed_job in proposed(files).proposed_jobs if proposed_job.id == "test")
 
-    assert finding.job.strategy is None
-    assert "3.11 to 3.13" in finding.hints[0]
+    assert proposed_job.job.strategy is None
+    assert "3.11 to 3.13" in proposed_job.hints[0]
 
 
 def test_a_pyproject_with_only_tool_settings_is_not_a_python_project() -> None:

@@ -11,32 +11,33 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from deltaci.pipeline.detect import Finding, files_to_read, propose
+from deltaci.pipeline.detect import ProposedJob, files_to_read, propose
 from tests.pipeline.detect.trees import package
 
 NETWORK_COMMANDS = ("pip install", "npm install", "npm ci")
 
 
-def findings_of_files(folder: Path, files: dict[str, str]) -> dict[str, Finding]:
-    """Write the files into the folder and return the findings for them by id."""
+def proposed_jobs_of_files(folder: Path, files: dict[str, str]) -> dict[str, ProposedJob]:
+    """Write the files into the folder and return the jobs proposed for them by id."""
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     return {
-        finding.id: finding for finding in propose(files, {name: files[name] for name in files_to_read(files)}).findings
+        proposed_job.id: proposed_job
+        for proposed_job in propose(files, {name: files[name] for name in files_to_read(files)}).proposed_jobs
     }
 
 
-def run(folder: Path, finding: Finding) -> list[int]:
-    """Run the steps of a finding that do not need the network, and return their exit codes."""
+def run(folder: Path, proposed_job: ProposedJob) -> list[int]:
+    """Run the steps of a proposed job that do not need the network, and return their exit codes."""
     exit_codes = []
-    for step in finding.job.steps or ():
+    for step in proposed_job.job.steps or ():
         if any(word in (step.run or "") for word in NETWORK_COMMANDS):
             continue
-        env = os.environ | {name: str(value) for name, value in finding.job.env.items()}
+        env = os.environ | {name: str(value) for name, value in proposed_job.job.env.items()}
         process = subprocess.run(
             ["bash", "-eo", "pipefail", "-c", step.run or ""],
-            cwd=folder / (finding.folder or "."),
+            cwd=folder / (proposed_job.folder or "."),
             env=env,
             capture_output=True,
             timeout=120,
@@ -57,14 +58,14 @@ def test_a_python_project_is_tested(tmp_path: Path) -> None:
         "services/api/adding.py": "def add(a, b):\n    return a + b\n",
         "services/api/test_adding.py": test,
     }
-    finding = findings_of_files(tmp_path, files)["services-api-test"]
+    proposed_job = proposed_jobs_of_files(tmp_path, files)["services-api-test"]
 
-    assert run(tmp_path, finding) == [0, 0]
+    assert run(tmp_path, proposed_job) == [0, 0]
 
     (tmp_path / "services/api/adding.py").write_text("def add(a, b):\n    return a - b\n", encoding="utf-8")
-    assert finding.job.steps is not None
+    assert proposed_job.job.steps is not None
     only_tests = msgspec.structs.replace(
-        finding, job=msgspec.structs.replace(finding.job, steps=finding.job.steps[-1:])
+        proposed_job, job=msgspec.structs.replace(proposed_job.job, steps=proposed_job.job.steps[-1:])
     )
     assert run(tmp_path, only_tests) == [1]
 
@@ -76,19 +77,19 @@ def test_a_python_project_is_tested_with_pytest_and_writes_a_report(tmp_path: Pa
         "requirements-dev.txt": "pytest\n",
         "tests/test_a.py": "def test_a():\n    assert True\n",
     }
-    finding = findings_of_files(tmp_path, files)["test"]
+    proposed_job = proposed_jobs_of_files(tmp_path, files)["test"]
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     python = tmp_path / ".venv" / "bin" / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
     python.chmod(0o755)
 
-    assert finding.job.steps is not None
+    assert proposed_job.job.steps is not None
     process = subprocess.run(
-        ["bash", "-c", finding.job.steps[-1].run or ""], cwd=tmp_path, capture_output=True, check=False
+        ["bash", "-c", proposed_job.job.steps[-1].run or ""], cwd=tmp_path, capture_output=True, check=False
     )
 
     assert process.returncode == 0, process.stdout
-    assert (tmp_path / finding.job.artifacts[0].path).is_file()
+    assert (tmp_path / proposed_job.job.artifacts[0].path).is_file()
 
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="there is no npm here")
@@ -105,9 +106,9 @@ def test_a_node_project_is_built_tested_and_checked(tmp_path: Path) -> None:
         "a.test.js": "require('node:test')('is one', () => require('assert').equal(require('./a.js'), 1));\n",
     }
 
-    findings = findings_of_files(tmp_path, files)
+    proposed_jobs = proposed_jobs_of_files(tmp_path, files)
 
-    assert {name: run(tmp_path, finding) for name, finding in findings.items()} == {
+    assert {name: run(tmp_path, proposed_job) for name, proposed_job in proposed_jobs.items()} == {
         "build": [0],
         "test": [0],
         "lint": [0],
@@ -129,13 +130,13 @@ def test_a_rust_project_is_built_and_tested(tmp_path: Path) -> None:
         "src/lib.rs": "pub fn one() -> i32 {\n    1\n}\n\n#[test]\nfn is_one() {\n    assert_eq!(one(), 1);\n}\n",
     }
 
-    findings = findings_of_files(tmp_path, files)
+    proposed_jobs = proposed_jobs_of_files(tmp_path, files)
 
-    assert [run(tmp_path, findings[job]) for job in ("build", "test", "format")] == [[0], [0], [0]]
+    assert [run(tmp_path, proposed_jobs[job]) for job in ("build", "test", "format")] == [[0], [0], [0]]
 
 
 def test_a_project_with_a_makefile_is_built_and_tested(tmp_path: Path) -> None:
     """The default target builds what the test target needs."""
     files = {"Makefile": "all:\n\techo made > made\n\ntest:\n\tgrep made made\n"}
 
-    assert run(tmp_path, findings_of_files(tmp_path, files)["test"]) == [0, 0]
+    assert run(tmp_path, proposed_jobs_of_files(tmp_path, files)["test"]) == [0, 0]

@@ -20,12 +20,15 @@ def proposed(files: Mapping[str, str | None]) -> Proposal:
 
 def jobs(files: Mapping[str, str | None]) -> dict[str, tuple[str, str]]:
     """Return the confidence and the last command of each proposed job."""
-    return {finding.id: (finding.confidence, steps(files, finding.id)[-1]) for finding in proposed(files).findings}
+    return {
+        proposed_job.id: (proposed_job.confidence, steps(files, proposed_job.id)[-1])
+        for proposed_job in proposed(files).proposed_jobs
+    }
 
 
 def steps(files: Mapping[str, str | None], job_id: str) -> list[str]:
     """Return all commands of a proposed job."""
-    job = next(finding.job for finding in proposed(files).findings if finding.id == job_id)
+    job = next(proposed_job.job for proposed_job in proposed(files).proposed_jobs if proposed_job.id == job_id)
     return [step.run or "" for step in job.steps or ()]
 
 

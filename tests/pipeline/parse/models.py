@@ -10,7 +10,7 @@ from msgspec import inspect
 
 from deltaci.pipeline import model
 from deltaci.pipeline.parse.action_inputs import ACTION_INPUTS, REQUIRED_INPUTS
-from deltaci.pipeline.parse.shapes import Option, options, shape
+from deltaci.pipeline.parse.shapes import Option, get_shape, list_options
 
 ANY_TEXT: Final = st.text(st.characters(codec="utf-8"), max_size=30).filter(lambda text: "${{" not in text)
 A_LINE: Final = ANY_TEXT.filter(lambda text: not re.search(r"[\x00-\x1f\x7f]", text))
@@ -54,7 +54,7 @@ TEXTS: Final[dict[str, st.SearchStrategy[str]]] = {
 
 def values(hint: Any) -> st.SearchStrategy[Any]:
     """Return a strategy for all values that a type allows."""
-    allowed = options(hint)
+    allowed = list_options(hint)
     if {inspect.StrType, inspect.FloatType, inspect.BoolType} <= {type(option.type) for option in allowed}:
         return VALUES if any(isinstance(option.type, inspect.AnyType) for option in allowed) else SCALARS
     return st.one_of([_one(option) for option in allowed])
@@ -91,7 +91,7 @@ def _is_not_an_expression(option: Option) -> Any:
 
 def parts(cls: type[model.FileStruct], **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Any part of this type that makes sense by itself."""
-    of, left_out = shape(cls), LEFT_OUT.get(cls, frozenset())
+    of, left_out = get_shape(cls), LEFT_OUT.get(cls, frozenset())
     required, optional = dict(given), dict[str, st.SearchStrategy[Any]]()
     for name, field in of.fields.items():
         if name not in left_out and field.name not in given:

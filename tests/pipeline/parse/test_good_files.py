@@ -11,7 +11,7 @@ from deltaci.pipeline.parse import json_schema
 from deltaci.pipeline.parse.printer import format_pipeline
 from deltaci.pipeline.parse.problems import Position, position_within
 from deltaci.pipeline.parse.reader import parse_pipeline
-from deltaci.pipeline.parse.shapes import NOUNS, shape
+from deltaci.pipeline.parse.shapes import NOUNS, get_shape
 from deltaci.pipeline.parse.validation_rules import WORKSTREAM_KINDS
 from tests.pipeline.parse.good import ALL, OTHERS, on_the_page
 
@@ -103,7 +103,7 @@ def test_every_path_has_a_position() -> None:
 def test_every_key_has_an_example_on_the_page() -> None:
     """People read examples first."""
     examples = "\n".join(on_the_page())
-    keys = {key for cls in NOUNS if issubclass(cls, model.FileStruct) for key in shape(cls).fields} - set(
+    keys = {key for cls in NOUNS if issubclass(cls, model.FileStruct) for key in get_shape(cls).fields} - set(
         WORKSTREAM_KINDS
     )
 

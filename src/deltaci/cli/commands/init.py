@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from deltaci.cli.worktree import files_of, text_of
-from deltaci.pipeline.detect import Finding, Proposal, files_to_read, propose
+from deltaci.pipeline.detect import Proposal, ProposedJob, files_to_read, propose
 from deltaci.pipeline.detect.render import render_pipeline_file
 from deltaci.pipeline.parse.printer import to_plain
 from deltaci.pipeline.parse.reader import DEFAULT_FILE
@@ -50,16 +50,16 @@ def init_command(
     text = render_pipeline_file(proposal)
     target = path / DEFAULT_FILE
     is_kept = (target.exists() or target.is_symlink()) and not force
-    is_written = bool(proposal.findings) and not print_ and not is_kept
+    is_written = bool(proposal.proposed_jobs) and not print_ and not is_kept
     if is_written:
         _write(target, text)
     if json:
         print(_as_json(proposal, text, paths, target if is_written else None))
     elif print_:
-        print(text if proposal.findings else "", end="")
+        print(text if proposal.proposed_jobs else "", end="")
     else:
         _tell(proposal, paths)
-    if not proposal.findings:
+    if not proposal.proposed_jobs:
         _complain(f"found nothing to build, test or lint; looked for {LOOKED_FOR}")
         raise typer.Exit(NOTHING)
     if is_kept and not print_:
@@ -76,9 +76,9 @@ def _write(target: Path, text: str) -> None:
 
 
 def _tell(proposal: Proposal, paths: list[str]) -> None:
-    for finding in proposal.findings:
+    for finding in proposal.proposed_jobs:
         where = f" in {finding.folder}" if finding.folder else ""
-        doubt = f": {finding.reason}" if finding.reason else ""
+        doubt = f": {finding.uncertainty}" if finding.uncertainty else ""
         print(f"{MARKS[finding.confidence]} {finding.id}: {finding.title}{where} ({finding.confidence}{doubt})")
         for each in (*finding.evidence, *finding.hints):
             print(f"    {each}")
@@ -106,16 +106,16 @@ def _others(paths: list[str]) -> str:
 
 def _as_json(proposal: Proposal, text: str, paths: list[str], target: Path | None) -> str:
     told = {
-        "findings": [_finding(finding) for finding in proposal.findings],
+        "findings": [_finding(finding) for finding in proposal.proposed_jobs],
         "unclear": proposal.unclear,
         "workflows": sorted(path for path in paths if path.startswith(WORKFLOWS)),
-        "file": text if proposal.findings else None,
+        "file": text if proposal.proposed_jobs else None,
         "written": None if target is None else str(target),
     }
     return msgspec.json.encode(told).decode()
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: ProposedJob) -> dict[str, Any]:
     told: dict[str, Any] = msgspec.to_builtins(finding)
     return told | {"job": to_plain(finding.job), "runs": finding.is_included}
 

@@ -36,7 +36,7 @@ from deltaci.engine.event_loop import cancel_and_wait
 from deltaci.engine.requests import Overloaded
 from deltaci.git.command import GitFailed
 from deltaci.git.mirrors import Mirror, Mirrors
-from deltaci.pipeline.parse.problems import errors
+from deltaci.pipeline.parse.problems import select_errors
 from deltaci.pipeline.planning.plan import Plan
 from deltaci.pipeline.repository import ChangedPaths, PipelineFile, check_file_triggers, plan_file
 from deltaci.protocol.messages import Source
@@ -230,7 +230,7 @@ class RunPlanner:
         compiled = await asyncio.to_thread(plan_file, file, change, diff, source, run_id=record.id, fork_role=role)
         plan = compiled.plan
         if plan is None:
-            raise PlanFailedError(map(str, errors(compiled.problems)))
+            raise PlanFailedError(map(str, select_errors(compiled.problems)))
         if plan.group:
             self._in_line.add(record.id)  # Before it asks: whoever ends meanwhile must not be missed.
             if not await self.groups.enter(record, plan):

@@ -19,11 +19,11 @@ from deltaci.core.errors import Refused
 from deltaci.pipeline import model
 from deltaci.pipeline.detect import tasks
 from deltaci.pipeline.detect.ecosystems import dotnet, go, java, native, node, php, python, ruby, rust
-from deltaci.pipeline.detect.findings import LIKELY, Finding, JobDraft, Project, Proposal, weaker
 from deltaci.pipeline.detect.projects import find_projects
+from deltaci.pipeline.detect.proposals import LIKELY, JobDraft, Project, Proposal, ProposedJob, weaker
 from deltaci.pipeline.detect.tree import MAX_DEPTH, MAX_READ_FILES, Tree, is_third_party, join_path, normalize_paths
 
-__all__ = ["Finding", "Proposal", "detect_pipeline", "files_to_read", "propose"]
+__all__ = ["Proposal", "ProposedJob", "detect_pipeline", "files_to_read", "propose"]
 
 MAX_TEST_FILES: Final = 40
 TASK_ORDER: Final = ("build", "test", "lint", "types", "format", "clippy")
@@ -55,8 +55,8 @@ def files_to_read(paths: Iterable[str]) -> tuple[str, ...]:
         if any(reads_file(name, folder) for reads_file in _READS_FILE):
             candidates.append((re.fullmatch(python.TEST_FILE, name) is not None, path.count("/"), path))
     candidates.sort()
-    tests = [path for is_test, _, path in candidates if is_test][:MAX_TEST_FILES]
-    return (*[path for is_test, _, path in candidates if not is_test][: MAX_READ_FILES - MAX_TEST_FILES], *tests)
+    test_paths = [path for is_test, _, path in candidates if is_test][:MAX_TEST_FILES]
+    return (*[path for is_test, _, path in candidates if not is_test][: MAX_READ_FILES - MAX_TEST_FILES], *test_paths)
 
 
 def propose(paths: Iterable[str], texts: Mapping[str, str | None]) -> Proposal:
@@ -65,24 +65,30 @@ def propose(paths: Iterable[str], texts: Mapping[str, str | None]) -> Proposal:
     `texts` contains the files of `files_to_read`. A missing or None text is treated as empty.
     """
     tree = Tree(paths, texts)
-    detected = find_projects(tree)
-    findings: list[Finding] = []
+    detected_projects = find_projects(tree)
+    proposed_jobs: list[ProposedJob] = []
     used_ids: set[str] = set()
-    for project in detected.projects:
+    for project in detected_projects.projects:
         siblings = [
-            sibling for sibling in detected.projects if sibling.folder == project.folder and sibling is not project
+            sibling
+            for sibling in detected_projects.projects
+            if sibling.folder == project.folder and sibling is not project
         ]
         sibling_tasks = {draft.task for sibling in siblings for draft in sibling.drafts}
         for draft in sorted(project.drafts, key=_task_order):
             id_parts = [project.folder, project.ecosystem if draft.task in sibling_tasks else "", draft.task]
             job_id = _unique_id(_job_id("-".join(part for part in id_parts if part)), used_ids)
-            findings.append(_finding(tree, project, draft, job_id))
-    unclear = [_with_folder(project, message) for project in detected.projects for message in project.unclear]
-    unclear += detected.unclear
+            proposed_jobs.append(_proposed_job(tree, project, draft, job_id))
+    unclear = [
+        _with_folder(project, unclear_message)
+        for project in detected_projects.projects
+        for unclear_message in project.unclear
+    ]
+    unclear += detected_projects.unclear
     unclear += [f"{path} cannot be parsed and is ignored" for path in sorted(tree.unreadable)]
-    jobs = {finding.id: finding.job for finding in findings if finding.is_included}
+    jobs = {proposed_job.id: proposed_job.job for proposed_job in proposed_jobs if proposed_job.is_included}
     pipeline = model.Pipeline(name=PIPELINE_NAME, jobs=jobs) if jobs else None
-    return Proposal(findings=tuple(findings), unclear=tuple(map(_printable, unclear)), pipeline=pipeline)
+    return Proposal(proposed_jobs=tuple(proposed_jobs), unclear=tuple(map(_printable, unclear)), pipeline=pipeline)
 
 
 def detect_pipeline(paths: Iterable[str], texts: Mapping[str, str | None]) -> model.Pipeline:
@@ -90,8 +96,8 @@ def detect_pipeline(paths: Iterable[str], texts: Mapping[str, str | None]) -> mo
     proposal = propose(normalize_paths(paths), texts)
     if proposal.pipeline is None:
         possible_jobs = (
-            f"; possible jobs: {', '.join(finding.title for finding in proposal.findings[:5])}"
-            if proposal.findings
+            f"; possible jobs: {', '.join(proposed_job.title for proposed_job in proposal.proposed_jobs[:5])}"
+            if proposal.proposed_jobs
             else ""
         )
         raise Refused(
@@ -106,15 +112,15 @@ def _task_order(draft: JobDraft) -> int:
     return TASK_ORDER.index(draft.task) if draft.task in TASK_ORDER else len(TASK_ORDER)
 
 
-def _finding(tree: Tree, project: Project, draft: JobDraft, job_id: str) -> Finding:
-    """Return the finding for the draft of a job: its job in a pipeline file, with the evidence for it."""
+def _proposed_job(tree: Tree, project: Project, draft: JobDraft, job_id: str) -> ProposedJob:
+    """Return the job that a draft proposes, in the form of a pipeline file, with the evidence for it."""
     folder = project.folder
     if not folder and tree.has(".gitmodules") and draft.task in ("build", "test"):
         draft = msgspec.structs.replace(
             draft,
             steps=(UPDATE_SUBMODULES, *draft.steps),
             confidence=weaker(draft.confidence, LIKELY),
-            reason=draft.reason or "it has git submodules, which its first step fetches",
+            uncertainty=draft.uncertainty or "it has git submodules, which its first step fetches",
         )
     defaults = model.Defaults(run=model.RunDefaults(working_directory=folder)) if folder else model.Defaults()
     job = model.Job(
@@ -127,7 +133,7 @@ def _finding(tree: Tree, project: Project, draft: JobDraft, job_id: str) -> Find
         paths=_path_filter(tree, folder),
         network=True,  # The first steps download the dependencies.
     )
-    return Finding(
+    return ProposedJob(
         id=job_id,
         title=draft.title,
         folder=folder,
@@ -135,7 +141,7 @@ def _finding(tree: Tree, project: Project, draft: JobDraft, job_id: str) -> Find
         confidence=draft.confidence,
         job=job,
         evidence=tuple(map(_printable, draft.evidence)),
-        reason=_printable(draft.reason),
+        uncertainty=_printable(draft.uncertainty),
         hints=tuple(map(_printable, draft.hints)),
     )
 
@@ -145,7 +151,7 @@ def _path_filter(tree: Tree, folder: str) -> tuple[str, ...] | None:
 
     Return None, so that the job always runs, for the root and for a project whose files refer to other folders.
     """
-    if not folder or any("../" in tree.text(join_path(folder, name)) for name in tree.file_names(folder)):
+    if not folder or any("../" in tree.text(join_path(folder, file_name)) for file_name in tree.file_names(folder)):
         return None
     return (f"{folder}/**", "*")
 
@@ -160,7 +166,7 @@ def _unique_id(job_id: str, used_ids: set[str]) -> str:
     """Return an id that is not in `used_ids`, with a number appended if necessary, and add it to them."""
     unique_id = next(
         candidate
-        for candidate in (job_id, *(f"{job_id}-{number}" for number in range(2, len(used_ids) + 3)))
+        for candidate in (job_id, *(f"{job_id}-{suffix_number}" for suffix_number in range(2, len(used_ids) + 3)))
         if candidate not in used_ids
     )
     used_ids.add(unique_id)

@@ -15,7 +15,7 @@ import msgspec
 from deltaci.pipeline.detect import tasks
 from deltaci.pipeline.detect.ecosystems import dotnet, go, java, native, node, others, php, python, ruby, rust
 from deltaci.pipeline.detect.ecosystems.python_linters import find_pre_commit
-from deltaci.pipeline.detect.findings import LIKELY, UNSURE, Confidence, Project, weaker
+from deltaci.pipeline.detect.proposals import LIKELY, UNSURE, Confidence, Project, weaker
 from deltaci.pipeline.detect.tree import MAX_DEPTH, Folder, Tree, is_auxiliary, is_plain, is_third_party
 
 MAX_PROJECTS: Final = 25
@@ -71,37 +71,40 @@ def find_projects(tree: Tree) -> DetectedProjects:
     """Return the projects of all folders, the root first, and messages about skipped folders."""
     projects: list[Project] = []
     unclear: list[str] = []
-    skipped_counts: dict[str, int] = {}
-    examined = 0
+    skipped_count_by_reason: dict[str, int] = {}
+    examined_count = 0
     for folder in tree.folders():
         if folder and not _has_manifest(tree, folder):
             continue
         skip_reason = _skip_reason(folder)
         if skip_reason:
-            skipped_counts[skip_reason] = skipped_counts.get(skip_reason, 0) + 1
+            skipped_count_by_reason[skip_reason] = skipped_count_by_reason.get(skip_reason, 0) + 1
             continue
-        examined += 1
-        if examined > MAX_FOLDERS:
-            skipped_counts["beyond_limit"] = skipped_counts.get("beyond_limit", 0) + 1
+        examined_count += 1
+        if examined_count > MAX_FOLDERS:
+            skipped_count_by_reason["beyond_limit"] = skipped_count_by_reason.get("beyond_limit", 0) + 1
             continue
-        for project in _in_folder(tree, folder, projects):
-            adjusted = _adjusted(tree, project, projects)
-            if adjusted is None:
+        for project in _projects_in_folder(tree, folder, projects):
+            adjusted_project = _adjust(tree, project, projects)
+            if adjusted_project is None:
                 continue
             if (
-                adjusted.drafts
+                adjusted_project.drafts
                 and len({accepted.folder for accepted in projects if accepted.drafts} | {folder}) > MAX_PROJECTS
             ):
-                skipped_counts["beyond_limit"] = skipped_counts.get("beyond_limit", 0) + 1
+                skipped_count_by_reason["beyond_limit"] = skipped_count_by_reason.get("beyond_limit", 0) + 1
             else:
-                projects.append(adjusted)
-    unclear += [_skip_message(reason, count) for reason, count in sorted(skipped_counts.items())]
+                projects.append(adjusted_project)
+    unclear += [
+        _skip_message(reason_to_skip, count) for reason_to_skip, count in sorted(skipped_count_by_reason.items())
+    ]
     return DetectedProjects(projects, unclear)
 
 
 def _has_manifest(tree: Tree, folder: str) -> bool:
     return any(
-        name in MANIFESTS or re.fullmatch(r".*\.(?:slnx?|(?:cs|fs|vb)proj)", name) for name in tree.file_names(folder)
+        file_name in MANIFESTS or re.fullmatch(r".*\.(?:slnx?|(?:cs|fs|vb)proj)", file_name)
+        for file_name in tree.file_names(folder)
     )
 
 
@@ -125,7 +128,7 @@ def _skip_message(reason: str, count: int) -> str:
     }[reason]
 
 
-def _in_folder(tree: Tree, path: str, projects_before: list[Project]) -> Iterator[Project]:
+def _projects_in_folder(tree: Tree, path: str, projects_before: list[Project]) -> Iterator[Project]:
     """Yield the projects of one folder, for each ecosystem. `projects_before` are those of earlier folders."""
     folder = Folder(tree, path)
     projects = [project for find_project in ECOSYSTEMS if (project := find_project(folder)) is not None]
@@ -164,21 +167,21 @@ def _is_minor(tree: Tree, ecosystem: str) -> bool:
     return extensions is not None and tree.count(NATIVE_EXTENSIONS) > MINOR_RATIO * max(tree.count(extensions), 1)
 
 
-def _adjusted(tree: Tree, project: Project, projects_before: list[Project]) -> Project | None:
+def _adjust(tree: Tree, project: Project, projects_before: list[Project]) -> Project | None:
     """Return a project with the confidence that its folder justifies, or None if an earlier project includes it."""
     folder = project.folder
     if not folder:
         return project
     outer_projects = [outer for outer in projects_before if outer.drafts and _is_inside(folder, outer.folder)]
-    same_ecosystem = [outer for outer in outer_projects if outer.ecosystem == project.ecosystem]
-    if any(_covers(tree, outer, project) for outer in same_ecosystem):
+    outer_projects_of_ecosystem = [outer for outer in outer_projects if outer.ecosystem == project.ecosystem]
+    if any(_covers(tree, outer, project) for outer in outer_projects_of_ecosystem):
         return None
     if not project.drafts:
         return None
     is_in_go_workspace = project.ecosystem == "go" and tree.has("go.work")
     if outer_projects and not is_in_go_workspace and folder.split("/")[0].lower() not in PROJECT_FOLDER_NAMES:
         return _with_confidence_at_most(project, UNSURE, NESTED_REASON)
-    if same_ecosystem and project.ecosystem != "go":
+    if outer_projects_of_ecosystem and project.ecosystem != "go":
         return _with_confidence_at_most(project, LIKELY, NESTED_REASON)
     return project
 
@@ -207,22 +210,22 @@ def _matches(pattern: str, folder: str) -> bool:
     """Return whether a workspace pattern matches a folder or one of its parents."""
     if pattern.startswith("!"):
         return False
-    pattern_parts = [part for part in pattern.removeprefix("./").strip("/").split("/") if part]
+    pattern_parts = [pattern_part for pattern_part in pattern.removeprefix("./").strip("/").split("/") if pattern_part]
     names = folder.split("/")
     if "**" in pattern_parts:
         pattern_parts = pattern_parts[: pattern_parts.index("**")]
     return len(names) >= len(pattern_parts) and all(
-        re.fullmatch(re.escape(part).replace(r"\*", "[^/]*"), name)
-        for part, name in zip(pattern_parts, names, strict=False)
+        re.fullmatch(re.escape(pattern_part).replace(r"\*", "[^/]*"), name)
+        for pattern_part, name in zip(pattern_parts, names, strict=False)
     )
 
 
-def _with_confidence_at_most(project: Project, confidence: Confidence, reason: str) -> Project:
-    """Return a project with the confidence of its drafts lowered to `confidence`, for this reason."""
+def _with_confidence_at_most(project: Project, confidence: Confidence, uncertainty: str) -> Project:
+    """Return a project with the confidence of its drafts lowered to `confidence`, because of `uncertainty`."""
     drafts = tuple(
         draft
         if weaker(draft.confidence, confidence) == draft.confidence
-        else msgspec.structs.replace(draft, confidence=confidence, reason=reason)
+        else msgspec.structs.replace(draft, confidence=confidence, uncertainty=uncertainty)
         for draft in project.drafts
     )
     return msgspec.structs.replace(project, drafts=drafts)

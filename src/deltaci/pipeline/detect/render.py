@@ -7,7 +7,7 @@ from textwrap import wrap
 from typing import Final
 
 from deltaci.pipeline import model
-from deltaci.pipeline.detect.findings import Finding, Proposal
+from deltaci.pipeline.detect.proposals import Proposal, ProposedJob
 from deltaci.pipeline.parse.printer import format_pipeline
 
 WIDTH: Final = 110
@@ -22,21 +22,21 @@ def render_pipeline_file(proposal: Proposal) -> str:
     """Return the text of the pipeline file. Parsing it returns the pipeline of the proposal, without problems."""
     lines = [f"# {line}" for line in HEADER]
     lines += ["", "jobs:"]
-    included = [finding for finding in proposal.findings if finding.is_included]
-    for finding in included:
-        lines += [*_explanation(finding), *_job_lines(finding.id, finding.job), ""]
-    if not included:
+    included_jobs = [proposed_job for proposed_job in proposal.proposed_jobs if proposed_job.is_included]
+    for proposed_job in included_jobs:
+        lines += [*_explanation(proposed_job), *_job_lines(proposed_job.id, proposed_job.job), ""]
+    if not included_jobs:
         job = model.Job(checkout=False, steps=(model.Step(run=f"echo '{NOTHING_CERTAIN}'\nexit 1\n"),))
         lines += [
             "  # This job fails on purpose, because a run without tests must not succeed.",
             *_job_lines("undecided", job),
             "",
         ]
-    for finding in proposal.findings:
-        if not finding.is_included:
+    for proposed_job in proposal.proposed_jobs:
+        if not proposed_job.is_included:
             lines += [
-                *_explanation(finding),
-                *(f"  # {line[2:]}".rstrip() for line in _job_lines(finding.id, finding.job)),
+                *_explanation(proposed_job),
+                *(f"  # {line[2:]}".rstrip() for line in _job_lines(proposed_job.id, proposed_job.job)),
                 "",
             ]
     if proposal.unclear:
@@ -48,10 +48,10 @@ def render_pipeline_file(proposal: Proposal) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _explanation(finding: Finding) -> Iterator[str]:
-    reason = f": {finding.reason}" if finding.reason else ""
-    yield from _comment_lines(f"{finding.title} ({finding.confidence}{reason})", "  ")
-    for message in (*finding.evidence, *finding.hints):
+def _explanation(proposed_job: ProposedJob) -> Iterator[str]:
+    uncertainty = f": {proposed_job.uncertainty}" if proposed_job.uncertainty else ""
+    yield from _comment_lines(f"{proposed_job.title} ({proposed_job.confidence}{uncertainty})", "  ")
+    for message in (*proposed_job.evidence, *proposed_job.hints):
         yield from _comment_lines(f"- {message}", "  ", "  ")
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from deltaci.pipeline.detect.findings import LIKELY, UNSURE, JobDraft, Project
+from deltaci.pipeline.detect.proposals import LIKELY, UNSURE, JobDraft, Project
 from deltaci.pipeline.detect.tree import Folder
 
 ECOSYSTEM: Final = "tasks"
@@ -36,7 +36,7 @@ class TaskFile(Struct, frozen=True, kw_only=True):
     tool: str
     file: str
     targets: tuple[str, ...]
-    first: str = ""  # The default target.
+    default_target: str = ""  # The default target.
 
 
 def reads_file(name: str, folder: str) -> bool:
@@ -50,11 +50,11 @@ def read_task_file(folder: Folder) -> TaskFile | None:
         file = folder.find_file(*names)
         text = folder.text(file) if file else ""
         if file and text and not _GENERATED.search(text[:300]):
-            targets = {"make": _make_targets, "just": _just_recipes, "task": _task_names}[tool](text)
+            targets = {"make": _make_targets, "just": _just_recipes, "task": _taskfile_tasks}[tool](text)
             if tool == "make" and ".DEFAULT" in targets and folder.find_file("src/Makefile"):
                 targets += [name for name in _make_targets(folder.text("src/Makefile")) if name not in targets]
             default_target = next((name for name in targets if not name.startswith(".")), "")
-            return TaskFile(tool=tool, file=file, targets=tuple(targets), first=default_target)
+            return TaskFile(tool=tool, file=file, targets=tuple(targets), default_target=default_target)
     return None
 
 
@@ -73,8 +73,8 @@ def _just_recipes(text: str) -> list[str]:
     return [match[1] for line in text.splitlines() if (match := _JUST_RECIPE.match(line))]
 
 
-def _task_names(text: str) -> list[str]:
-    _, _, tasks_text = text.partition("\ntasks:")
+def _taskfile_tasks(taskfile_text: str) -> list[str]:
+    _, _, tasks_text = taskfile_text.partition("\ntasks:")
     return re.findall(r"""(?m)^  ["']?([A-Za-z_][\w-]*)["']?:\s*(?:$|[\[{#&'"a-z])""", tasks_text)
 
 
@@ -113,7 +113,9 @@ def find(folder: Folder, provided_tasks: frozenset[str], is_alone: bool) -> Proj
     if chosen_targets.get("test"):
         # The test target may depend on a build that it does not declare, so the default target runs first.
         builds_first = (
-            is_alone and task_file.tool == "make" and task_file.first not in ("help", "test", "check", "usage", "")
+            is_alone
+            and task_file.tool == "make"
+            and task_file.default_target not in ("help", "test", "check", "usage", "")
         )
         configure_steps = ("sh ./configure",) if builds_first and folder.find_file("configure") else ()
         drafts.append(
@@ -146,7 +148,7 @@ def _draft(
         title=f"{task_file.tool} {target}".strip(),
         confidence=UNSURE if is_guess else LIKELY,
         evidence=(evidence,),
-        reason="the effect of the default target is unknown"
+        uncertainty="the effect of the default target is unknown"
         if not target
         else "the requirements of the target are not declared",
         steps=(*steps_before, f"{task_file.tool} {target}".strip()),

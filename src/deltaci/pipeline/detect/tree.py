@@ -75,12 +75,16 @@ def join_path(folder: str, name: str) -> str:
 
 def is_third_party(path: str) -> bool:
     """Return whether a path is inside a folder for third-party code or build output, by the names of its folders."""
-    return any(name in THIRD_PARTY_NAMES for name in path.split("/")[:-1])
+    return any(folder_name in THIRD_PARTY_NAMES for folder_name in path.split("/")[:-1])
 
 
 def is_auxiliary(folder: str) -> bool:
     """Return whether the path of a folder has a name that is hidden, or usual for examples, docs, tests or tools."""
-    return any(name.lower() in AUXILIARY_NAMES or name.startswith(".") for name in folder.split("/") if folder)
+    return any(
+        folder_name.lower() in AUXILIARY_NAMES or folder_name.startswith(".")
+        for folder_name in folder.split("/")
+        if folder
+    )
 
 
 class Tree:
@@ -142,19 +146,19 @@ class Tree:
         return self._parsed(path, "ini", _ini)
 
     def _parsed(self, path: str, kind: str, parse: Callable[[str], Any]) -> dict[str, Any]:
-        result = self._parsed_files.get((path, kind))
-        if result is None:
-            result = {}
+        parsed_file = self._parsed_files.get((path, kind))
+        if parsed_file is None:
+            parsed_file = {}
             text = self.text(path)
             try:
                 parsed = parse(text) if text else {}
-                result = parsed if isinstance(parsed, dict) else {}
+                parsed_file = parsed if isinstance(parsed, dict) else {}
                 if not isinstance(parsed, dict):
                     self.unreadable.add(path)
             except (ValueError, RecursionError, msgspec.DecodeError, IniError):
                 self.unreadable.add(path)
-            self._parsed_files[path, kind] = result
-        return dict(result)
+            self._parsed_files[path, kind] = parsed_file
+        return dict(parsed_file)
 
 
 def _within_limits(texts: Mapping[str, str]) -> dict[str, str]:
@@ -178,7 +182,10 @@ def _toml(text: str) -> dict[str, Any]:
 def _ini(text: str) -> dict[str, dict[str, str]]:
     parser = ConfigParser(interpolation=None, strict=False, allow_no_value=True, delimiters=("=", ":"))
     parser.read_string(text)
-    return {name: {key: value or "" for key, value in parser.items(name, raw=True)} for name in parser.sections()}
+    return {
+        section_name: {key: value or "" for key, value in parser.items(section_name, raw=True)}
+        for section_name in parser.sections()
+    }
 
 
 class Folder:
@@ -196,13 +203,13 @@ class Folder:
         """Return the names of the files directly in the folder, or in a subfolder, that fully match a pattern."""
         compiled = re.compile(pattern)
         folder_path = join_path(self.path, subfolder) if subfolder else self.path
-        return [name for name in self.tree.file_names(folder_path) if compiled.fullmatch(name)]
+        return [file_name for file_name in self.tree.file_names(folder_path) if compiled.fullmatch(file_name)]
 
     def paths_matching(self, pattern: str = ".*") -> Iterator[str]:
         """Yield each path below the folder that fully matches a pattern and is not third-party code."""
-        compiled, start = re.compile(pattern), len(self.path) + 1 if self.path else 0
+        compiled, prefix_length = re.compile(pattern), len(self.path) + 1 if self.path else 0
         for path in self.tree.paths_below(self.path):
-            relative_path = path[start:]
+            relative_path = path[prefix_length:]
             if compiled.fullmatch(relative_path) and not is_third_party(relative_path):
                 yield relative_path
 

@@ -51,10 +51,10 @@ class EvaluationError(ExpressionError):
 def quote(text: str) -> str:
     """Return text in single quotes for a message, shortened, with unprintable characters replaced."""
     shortened = text if len(text) <= MAX_QUOTED_LENGTH else text[: MAX_QUOTED_LENGTH - 1] + "…"
-    return "'" + "".join(c if c.isprintable() else "�" for c in shortened) + "'"
+    return "'" + "".join(character if character.isprintable() else "�" for character in shortened) + "'"
 
 
 def line_and_column(text: str, column: int) -> tuple[int, int]:
     """Convert a column that counts through all lines of a text to a line and a column on that line, both from 1."""
-    before = text[: column - 1]
-    return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+    text_before = text[: column - 1]
+    return text_before.count("\n") + 1, len(text_before) - (text_before.rfind("\n") + 1) + 1

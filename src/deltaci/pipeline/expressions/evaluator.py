@@ -62,7 +62,7 @@ class Evaluator:
         self.budget = Budget(shared=shared_budget)
 
     def evaluate(self, expression: Expression) -> Value:
-        """Return the value of a node, after evaluating its subexpressions."""
+        """Return the value of an expression. `&&`, `||` and `case()` evaluate only the operands that they need."""
         self.budget.use_steps(expression.column)
         match expression:
             case Literal(value):
@@ -135,8 +135,8 @@ class Evaluator:
         """
         if isinstance(target, FilteredList):
             self.budget.use_steps(column, len(target))
-            results = (self._lookup(column, item, key) for item in target)
-            return FilteredList(item for is_present, item in results if is_present)
+            lookups = (self._lookup(column, item, key) for item in target)
+            return FilteredList(item for is_present, item in lookups if is_present)
         return self._lookup(column, target, key)[1]
 
     def _lookup(self, column: int, target: Value, key: Value) -> tuple[bool, Value]:
@@ -154,8 +154,8 @@ class Evaluator:
             return True, target[name]
         self.budget.use_steps(column, len(target))
         folded_name = fold_case(name)
-        for key, value in target.items():
-            if len(key) == len(name) and fold_case(key) == folded_name:
+        for property_name, value in target.items():
+            if len(property_name) == len(name) and fold_case(property_name) == folded_name:
                 return True, value
         return False, None
 
@@ -179,9 +179,9 @@ class Evaluator:
         return self.call(call, [self.evaluate(argument) for argument in call.arguments])
 
     def _evaluate_case(self, arguments: Sequence[Expression]) -> Value:
-        for condition, result in zip(arguments[:-1:2], arguments[1::2], strict=True):
+        for condition, result_expression in zip(arguments[:-1:2], arguments[1::2], strict=True):
             if self.check_condition(condition, self.evaluate(condition)):
-                return self.evaluate(result)
+                return self.evaluate(result_expression)
         return self.evaluate(arguments[-1])
 
     def _evaluate_until(self, operands: Sequence[Expression], *, stop_at: bool) -> Value:

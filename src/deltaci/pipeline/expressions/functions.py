@@ -30,7 +30,7 @@ class Signature(Struct, frozen=True):
     max_arguments: int
 
     @property
-    def expected_count(self) -> str:
+    def expected_count_text(self) -> str:
         """The accepted number of arguments as text for messages, e.g. `1 to 2 arguments`."""
         if self.min_arguments == self.max_arguments:
             return f"{self.min_arguments} argument{'' if self.min_arguments == 1 else 's'}"
@@ -70,7 +70,7 @@ def argument_problem(call: Call) -> ExpressionProblem | None:
         return None
     argument_count = len(call.arguments)
     if not signature.min_arguments <= argument_count <= signature.max_arguments:
-        return ExpressionProblem(call.column, f"{argument_count} in {call.name}()", signature.expected_count)
+        return ExpressionProblem(call.column, f"{argument_count} in {call.name}()", signature.expected_count_text)
     if signature.name == "case" and argument_count % 2 == 0:
         return ExpressionProblem(
             call.column, f"{argument_count} in {call.name}()", "pairs of a condition and a value, and one last value"
@@ -120,9 +120,9 @@ def _folded_texts(call: Call, arguments: Sequence[Value], budget: Budget) -> tup
     left, right = arguments
     if not is_primitive(left) or not is_primitive(right):
         return None
-    texts = to_text(left), to_text(right)
-    budget.use_characters(call.column, len(texts[0]) + len(texts[1]))
-    return fold_case(texts[0]), fold_case(texts[1])
+    argument_texts = to_text(left), to_text(right)
+    budget.use_characters(call.column, len(argument_texts[0]) + len(argument_texts[1]))
+    return fold_case(argument_texts[0]), fold_case(argument_texts[1])
 
 
 def _contains(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:
@@ -136,18 +136,18 @@ def _contains(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:
             if is_equal(candidate, item):
                 return True
         return False
-    texts = _folded_texts(call, arguments, budget)
-    return texts is not None and texts[1] in texts[0]
+    folded_texts = _folded_texts(call, arguments, budget)
+    return folded_texts is not None and folded_texts[1] in folded_texts[0]
 
 
 def _starts_with(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:
-    texts = _folded_texts(call, arguments, budget)
-    return texts is not None and texts[0].startswith(texts[1])
+    folded_texts = _folded_texts(call, arguments, budget)
+    return folded_texts is not None and folded_texts[0].startswith(folded_texts[1])
 
 
 def _ends_with(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:
-    texts = _folded_texts(call, arguments, budget)
-    return texts is not None and texts[0].endswith(texts[1])
+    folded_texts = _folded_texts(call, arguments, budget)
+    return folded_texts is not None and folded_texts[0].endswith(folded_texts[1])
 
 
 def _concatenate(call: Call, pieces: Iterator[str], budget: Budget) -> str:
@@ -170,7 +170,7 @@ def _format(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:
         raise EvaluationError(problem)
     argument_texts = [to_text(argument) for argument in arguments[1:]]
 
-    def pieces() -> Iterator[str]:
+    def generate_pieces() -> Iterator[str]:
         text_start = 0
         for placeholder in _PLACEHOLDER.finditer(pattern):
             yield pattern[text_start : placeholder.start()]
@@ -178,7 +178,7 @@ def _format(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:
             text_start = placeholder.end()
         yield pattern[text_start:]
 
-    return _concatenate(call, pieces(), budget)
+    return _concatenate(call, generate_pieces(), budget)
 
 
 def _join(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:
@@ -187,13 +187,13 @@ def _join(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:
         return to_text(items) if is_primitive(items) else ""
     separator = to_text(arguments[1]) if len(arguments) > 1 and is_primitive(arguments[1]) else ","
 
-    def pieces() -> Iterator[str]:
+    def generate_pieces() -> Iterator[str]:
         for index, item in enumerate(items):
             if index:
                 yield separator
             yield to_text(item)
 
-    return _concatenate(call, pieces(), budget)
+    return _concatenate(call, generate_pieces(), budget)
 
 
 def _to_json(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:

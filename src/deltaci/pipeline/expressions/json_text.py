@@ -86,8 +86,8 @@ def compact_json(value: Value, max_length: int) -> str | None:
     if not _may_fit(value, max_length):
         return None
     try:
-        text = msgspec.json.encode(value).decode()
-        return text if len(text) <= max_length and parse_json(text) == value else None
+        json_text = msgspec.json.encode(value).decode()
+        return json_text if len(json_text) <= max_length and parse_json(json_text) == value else None
     except (JsonError, msgspec.MsgspecError, TypeError, ValueError):
         return None
 
@@ -110,14 +110,14 @@ def _check_bounds(root: Any) -> Value:
     """Return the value with large integers as doubles; raise JsonError if it is too deep or has too many items."""
     root_holder = [root]
     pending: list[tuple[Any, int]] = [(root_holder, 0)]
-    count = 0
+    item_count = 0
     while pending:
         container, depth = pending.pop()
         if depth > MAX_VALUE_DEPTH:
             raise JsonError(f"a value deeper than {MAX_VALUE_DEPTH} levels")
         for key, item in list(container.items() if isinstance(container, dict) else enumerate(container)):
-            count += 1
-            if count > MAX_STEPS:
+            item_count += 1
+            if item_count > MAX_STEPS:
                 raise JsonError(f"a value of more than {MAX_STEPS} items")
             if isinstance(item, dict | list):
                 pending.append((item, depth + 1))

@@ -58,8 +58,8 @@ class _Parser:
         """Parse all tokens as one expression."""
         expression = self._parse_binary(1)
         if self._current.kind != END:
-            word = self._current.text.lower() if self._current.kind == NAME else ""
-            raise self._syntax_error("an operator or the end", WORD_OPERATORS.get(word, ""))
+            operator_word = self._current.text.lower() if self._current.kind == NAME else ""
+            raise self._syntax_error("an operator or the end", WORD_OPERATORS.get(operator_word, ""))
         return expression
 
     @property
@@ -154,8 +154,8 @@ class _Parser:
                 self._take()
                 expression = Filter(expression, opening.column)
             elif opening.kind == ".":
-                name = self._expect(NAME, "the name of a property, or '*'")
-                expression = Index(expression, Literal(name.text, name.column), opening.column)
+                property_name = self._expect(NAME, "the name of a property, or '*'")
+                expression = Index(expression, Literal(property_name.text, property_name.column), opening.column)
             else:
                 expression = Index(expression, self._parse_nested(opening), opening.column)
             if opening.kind == "[":

@@ -56,8 +56,8 @@ def format_expression(expression: Expression) -> str:
 
 def _operand(expression: Expression, min_precedence: int) -> str:
     """Return the source text of a subexpression, in brackets if its precedence is below `min_precedence`."""
-    text = format_expression(expression)
-    return text if _precedence(expression) >= min_precedence else f"({text})"
+    operand_text = format_expression(expression)
+    return operand_text if _precedence(expression) >= min_precedence else f"({operand_text})"
 
 
 def _precedence(expression: Expression) -> int:

@@ -186,23 +186,27 @@ class Reducer:
     def _reduce_call(self, node: Call, keep_identity: bool) -> _Reduced:
         if argument_problem(node):
             return node
-        name = node.name.lower()
-        if name == "case":
+        function_name = node.name.lower()
+        if function_name == "case":
             return self._reduce_case(node, keep_identity)
-        identity_flags = [name == "contains"] * len(node.arguments)
+        identity_flags = [function_name == "contains"] * len(node.arguments)
         reduced_arguments = [
             self.reduce(argument, keep_identity=keeps_identity)
             for argument, keeps_identity in zip(node.arguments, identity_flags, strict=True)
         ]
         if all(isinstance(argument, Resolved) for argument in reduced_arguments) and (
-            is_builtin(name) or find_function(self._functions, name)
+            is_builtin(function_name) or find_function(self._functions, function_name)
         ):
             return Resolved(
                 self._evaluator.call(
                     node, [argument.value for argument in reduced_arguments if isinstance(argument, Resolved)]
                 )
             )
-        if name == "contains" and isinstance(reduced_arguments[0], Resolved) and _is_flat(reduced_arguments[0].value):
+        if (
+            function_name == "contains"
+            and isinstance(reduced_arguments[0], Resolved)
+            and _is_flat(reduced_arguments[0].value)
+        ):
             identity_flags[0] = False
         argument_triples = zip(reduced_arguments, node.arguments, identity_flags, strict=True)
         return Call(node.name, tuple(_as_expression(*argument) for argument in argument_triples), node.column)
@@ -211,15 +215,15 @@ class Reducer:
         remaining: list[Expression] = []
         default = node.arguments[-1]
         for index in range(0, len(node.arguments) - 1, 2):
-            condition, result = node.arguments[index : index + 2]
+            condition, result_expression = node.arguments[index : index + 2]
             reduced_condition = self.reduce(condition, keep_identity=False)
             if not isinstance(reduced_condition, Resolved):
-                reduced_result = self.reduce(result, keep_identity=keep_identity)
-                remaining += [reduced_condition, _as_expression(reduced_result, result, keep_identity)]
+                reduced_result = self.reduce(result_expression, keep_identity=keep_identity)
+                remaining += [reduced_condition, _as_expression(reduced_result, result_expression, keep_identity)]
             elif not isinstance(reduced_condition.value, bool):  # evaluating it fails, but only if it is reached
                 return Call(node.name, (*remaining, *node.arguments[index:]), node.column)
             elif reduced_condition.value:
-                default = result
+                default = result_expression
                 break
         reduced_result = self.reduce(default, keep_identity=keep_identity)
         if not remaining:

@@ -36,8 +36,8 @@ class ContextReference(Struct, frozen=True):
 
 
 def context_references(expression: Expression) -> Iterator[ContextReference]:
-    """Yield the context references of an expression in source order."""
-    keys: list[str] = []
+    """Yield the context references of an expression in source order. A reference ends before the first computed key."""
+    constant_keys: list[str] = []
     node = expression
     accesses: list[Index | Filter] = []
     while isinstance(node, Index | Filter):
@@ -51,9 +51,9 @@ def context_references(expression: Expression) -> Iterator[ContextReference]:
         key = access.key if isinstance(access, Index) else Literal(ANY_KEY)
         is_constant = is_constant and isinstance(key, Literal)
         if is_constant and isinstance(key, Literal):
-            keys.append(_key_text(key))
+            constant_keys.append(_key_text(key))
     if isinstance(node, Context):
-        yield ContextReference(node.name.lower(), tuple(keys), node.column)
+        yield ContextReference(node.name.lower(), tuple(constant_keys), node.column)
     for access in reversed(accesses):
         if isinstance(access, Index):
             yield from context_references(access.key)

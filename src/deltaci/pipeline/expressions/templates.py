@@ -81,12 +81,12 @@ def parse_template(template: str) -> Template:
 
 def _expression_spans(template: str) -> Iterator[tuple[int, int]]:
     """Yield the indices of each `${{` and of the `}}` that ends it. A `}}` within a string literal does not end it."""
-    start = template.find(OPEN)
+    open_index = template.find(OPEN)
     for _ in range(MAX_EXPRESSIONS):
-        if start < 0:
+        if open_index < 0:
             return
         closing_index, in_string = -1, False
-        for match in _QUOTE_OR_CLOSE.finditer(template, start + len(OPEN)):
+        for match in _QUOTE_OR_CLOSE.finditer(template, open_index + len(OPEN)):
             if match[0] == "'":
                 in_string = not in_string
             elif not in_string:
@@ -94,12 +94,12 @@ def _expression_spans(template: str) -> Iterator[tuple[int, int]]:
                 break
         if closing_index < 0:
             expected = "a single quote and then }}" if in_string else "}} at its end"
-            raise ExpressionSyntaxError(ExpressionProblem(start + 1, quote(template[start:]), expected))
-        yield start, closing_index
-        start = template.find(OPEN, closing_index + len(CLOSE))
-    if start >= 0:
+            raise ExpressionSyntaxError(ExpressionProblem(open_index + 1, quote(template[open_index:]), expected))
+        yield open_index, closing_index
+        open_index = template.find(OPEN, closing_index + len(CLOSE))
+    if open_index >= 0:
         raise ExpressionSyntaxError(
-            ExpressionProblem(start + 1, "one more expression", f"at most {MAX_EXPRESSIONS} in one text")
+            ExpressionProblem(open_index + 1, "one more expression", f"at most {MAX_EXPRESSIONS} in one text")
         )
 
 
@@ -133,13 +133,13 @@ def interpolate(
 
 def _join(parts: Iterable[tuple[str, int]]) -> str:
     """Return the texts as one string. Raise EvaluationError at the column of the first text that makes it too long."""
-    result: list[str] = []
+    joined_parts: list[str] = []
     length = 0
     for part, column in parts:
         length += len(part)
         check_length(column, length)
-        result.append(part)
-    return "".join(result)
+        joined_parts.append(part)
+    return "".join(joined_parts)
 
 
 def reduce_template(

@@ -97,31 +97,31 @@ def _read_token(text: str, index: int, previous_kind: str) -> Token:
 
 
 def _read_string(text: str, index: int) -> Token:
-    end = index + 1
+    closing_index = index + 1
     while True:
-        end = text.find("'", end)
-        if end < 0:
+        closing_index = text.find("'", closing_index)
+        if closing_index < 0:
             raise ExpressionSyntaxError(ExpressionProblem(index + 1, quote(text[index:]), "a closing single quote"))
-        if text[end + 1 : end + 2] != "'":
+        if text[closing_index + 1 : closing_index + 2] != "'":
             break
-        end += 2
-    return Token(VALUE, text[index : end + 1], index + 1, text[index + 1 : end].replace("''", "'"))
+        closing_index += 2
+    return Token(VALUE, text[index : closing_index + 1], index + 1, text[index + 1 : closing_index].replace("''", "'"))
 
 
 def _read_number(text: str, index: int) -> Token:
-    end = _end_of_word(text, index, may_contain_dots=True)
-    word = text[index:end]
-    value = parse_number(word)
-    if math.isnan(value):
+    word_end = _end_of_word(text, index, may_contain_dots=True)
+    word = text[index:word_end]
+    number = parse_number(word)
+    if math.isnan(number):
         raise ExpressionSyntaxError(
             ExpressionProblem(index + 1, quote(word), "a number such as 12, -0.5, 0xff or 2.99e-2")
         )
-    return Token(VALUE, word, index + 1, value)
+    return Token(VALUE, word, index + 1, number)
 
 
 def _read_word(text: str, index: int, previous_kind: str) -> Token:
-    end = _end_of_word(text, index, may_contain_dots=False)
-    word = text[index:end]
+    word_end = _end_of_word(text, index, may_contain_dots=False)
+    word = text[index:word_end]
     if not is_identifier(word):
         if word[0] == '"':
             raise ExpressionSyntaxError(

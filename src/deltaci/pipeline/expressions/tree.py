@@ -20,7 +20,7 @@ class Node(Struct, frozen=True, eq=False):
     """A node of the tree. `column` (from 1) is the position of its beginning or operator; 0 for a generated node."""
 
     def _compared_fields(self) -> tuple[object, ...]:
-        return tuple(getattr(self, name) for name in self.__struct_fields__ if name != "column")
+        return tuple(getattr(self, field_name) for field_name in self.__struct_fields__ if field_name != "column")
 
     def __eq__(self, other: object) -> bool:
         return (

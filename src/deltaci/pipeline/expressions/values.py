@@ -137,7 +137,11 @@ def fold_case(text: str) -> str:
 
 
 def is_equal(left: Value, right: Value) -> bool:
-    """Return whether `left == right` holds. Different types are compared as numbers; arrays and objects by identity."""
+    """Return whether `left == right` holds.
+
+    Strings are compared without regard to case, arrays and objects by identity, and values of different types as
+    numbers.
+    """
     if type_name(left) == type_name(right):
         match left, right:
             case str(), str():
@@ -151,7 +155,10 @@ def is_equal(left: Value, right: Value) -> bool:
 
 
 def is_less(left: Value, right: Value) -> bool:
-    """Return whether `left < right` holds: as strings if both are strings, else as numbers (NaN is never less)."""
+    """Return whether `left < right` holds.
+
+    Two strings are compared without regard to case, other values as numbers (NaN is never less).
+    """
     if isinstance(left, str) and isinstance(right, str):
         return fold_case(left) < fold_case(right)
     return to_number(left) < to_number(right)

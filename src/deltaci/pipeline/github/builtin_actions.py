@@ -193,8 +193,8 @@ def convert_builtin_action(uses: Node, inputs: Node | None, converter: Converter
         converter.report_unsupported(inputs.position, f"{inputs.describe()} as 'with'", "expected names with values")
         return None
     converted_inputs: dict[str, tuple[Node, Node]] = {}
-    for key, value in inputs.value if inputs is not None and inputs.kind == OBJECT else ():
-        _convert_input(action, action_name, key, value, converted_inputs, converter)
+    for key_node, value_node in inputs.value if inputs is not None and inputs.kind == OBJECT else ():
+        _convert_input(action, action_name, key_node, value_node, converted_inputs, converter)
     for required_input in action.required_inputs:
         if required_input not in converted_inputs:
             converter.report_unsupported(
@@ -258,19 +258,19 @@ def _selects_other_commit(key: str, value: Node, converter: Converter) -> bool:
     Return False for the input `repository`. Report a repository other than this one, and inputs without effect.
     """
     match = _SINGLE_EXPRESSION.match(value.raw)
-    source = re.sub(r"\s+", "", match[1]) if match else ""
+    ref_source = re.sub(r"\s+", "", match[1]) if match else ""
     if not value.raw.strip():
         return False
-    if key == "ref" and source in SAME_COMMIT:
+    if key == "ref" and ref_source in SAME_COMMIT:
         converter.warn(
             value.position, "'ref' has no effect here", "the commit of the change is checked out, never a merge of it"
         )
-    elif key == "repository" and source in SAME_REPOSITORY:
+    elif key == "repository" and ref_source in SAME_REPOSITORY:
         converter.warn(value.position, "'repository' has no effect here", "it is this repository")
     elif key == "repository":
         message = f"a checkout of another repository, {quote(value.raw)}"
         converter.report_unsupported(value.position, message, "clone it in a step, with git")
-    return key == "ref" and source not in SAME_COMMIT
+    return key == "ref" and ref_source not in SAME_COMMIT
 
 
 def _unsupported_reason(uses: str, name: str) -> str:

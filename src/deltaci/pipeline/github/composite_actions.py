@@ -56,11 +56,11 @@ class RepositoryActions:
     def parse_action(self, path: str, converter: Converter) -> Node | None:
         """Return the root node of an action file, or None if it is not valid YAML. Report all of its problems."""
         if path not in self._parsed:
-            problems = ProblemList(path)
+            action_problems = ProblemList(path)
             try:
-                self._parsed[path] = parse_yaml(self.files[path], problems), problems.in_order()
+                self._parsed[path] = parse_yaml(self.files[path], action_problems), action_problems.in_order()
             except YamlError:
-                self._parsed[path] = None, problems.in_order()
+                self._parsed[path] = None, action_problems.in_order()
         root_node, file_problems = self._parsed[path]
         for problem in file_problems:
             converter.report_unsupported(
@@ -68,12 +68,12 @@ class RepositoryActions:
             )
         return root_node
 
-    def count_use(self, steps: int, characters: int) -> bool:
+    def count_use(self, step_count: int, character_count: int) -> bool:
         """Subtract the cost of one use of an action from the limit of the workflow.
 
         Return False if that is exceeded.
         """
-        self._remaining_cost -= steps + characters // 500
+        self._remaining_cost -= step_count + character_count // 500
         return self._remaining_cost >= 0
 
 
@@ -89,8 +89,8 @@ class ActionUse(NamedTuple):
 
     def value(self, key: str) -> Node | None:
         """Return the value of a key of the using step, or None if it is absent or null."""
-        value = child(self.node, key)
-        return None if value is None or value.kind == NULL else value
+        value_node = child(self.node, key)
+        return None if value_node is None or value_node.kind == NULL else value_node
 
 
 StepConverter = Callable[[Node, Converter, ActionUse], list[Node]]
@@ -106,13 +106,15 @@ def inline_action(use: ActionUse, converter: Converter, convert_step: StepConver
 
     Report problems and return an empty list if the action is unsupported.
     """
-    folder = use.uses.value.strip().removeprefix("./").strip("/")
+    action_folder = use.uses.value.strip().removeprefix("./").strip("/")
     files = use.actions.files
-    path = next((path for name in ACTION_FILES if (path := f"{folder}/{name}".lstrip("/")) in files), "")
+    path = next(
+        (path for file_name in ACTION_FILES if (path := f"{action_folder}/{file_name}".lstrip("/")) in files), ""
+    )
     action_text = f"the action {quote(use.uses.value)}"
     if not path:
         converter.report_unsupported(
-            use.uses.position, action_text, f"there is no {folder}/{ACTION_FILES[0]} to read it from"
+            use.uses.position, action_text, f"there is no {action_folder}/{ACTION_FILES[0]} to read it from"
         )
         return []
     if use.depth >= MAX_DEPTH:
@@ -121,7 +123,7 @@ def inline_action(use: ActionUse, converter: Converter, convert_step: StepConver
         )
         return []
     action_converter = Converter(path, files[path])
-    steps = _ActionInliner(use, folder, action_converter).inline_steps(convert_step)
+    steps = _ActionInliner(use, action_folder, action_converter).inline_steps(convert_step)
     for problem in action_converter.problems.in_order():
         message = f"{action_text}: {problem.file}:{problem.line}:{problem.column}: {problem.found}"
         if problem.is_warning:
@@ -161,19 +163,19 @@ class _ActionInliner:
         if root_node is None:
             return []
         action_keys = {key.raw: value for key, value in pairs(root_node)}
-        runs = {key.raw: value for key, value in pairs(action_keys.get("runs"))}
-        using = runs["using"].raw if "using" in runs else ""
-        if using.lower() != "composite":
-            position = runs["using"].position if "using" in runs else root_node.position
-            message = f"an action that uses {quote(using)}" if using else "an action without 'runs.using'"
+        runs_entries = {key.raw: value for key, value in pairs(action_keys.get("runs"))}
+        runtime_name = runs_entries["using"].raw if "using" in runs_entries else ""
+        if runtime_name.lower() != "composite":
+            position = runs_entries["using"].position if "using" in runs_entries else root_node.position
+            message = f"an action that uses {quote(runtime_name)}" if runtime_name else "an action without 'runs.using'"
             self.converter.report_unsupported(
                 position, message, "only composite actions are supported: 'using: composite'"
             )
             return []
-        steps = runs.get("steps")
+        steps = runs_entries.get("steps")
         if steps is None or steps.kind != LIST or not steps.value or len(steps.value) > MAX_STEPS:
             self.converter.report_unsupported(
-                runs["using"].position, "an action without steps", f"expected 1 to {MAX_STEPS}"
+                runs_entries["using"].position, "an action without steps", f"expected 1 to {MAX_STEPS}"
             )
             return []
         if not self.use.actions.count_use(len(steps.value), len(self.converter.source)):
@@ -190,9 +192,9 @@ class _ActionInliner:
             return []
         converted_steps: list[Node] = []
         for index, step in enumerate(steps.value):
-            rewritten = self._rewrite_step(step, index, conditions)
-            inner_use = self.use._replace(node=rewritten, depth=self.use.depth + 1)
-            converted_steps += convert_step(rewritten, self.converter, inner_use)
+            rewritten_step = self._rewrite_step(step, index, conditions)
+            inner_use = self.use._replace(node=rewritten_step, depth=self.use.depth + 1)
+            converted_steps += convert_step(rewritten_step, self.converter, inner_use)
         if use_id is not None:
             converted_steps += convert_step(
                 self._build_final_step(use_id, outputs, conditions), self.converter, self.use
@@ -211,10 +213,10 @@ class _ActionInliner:
 
         Report values for inputs that the action does not declare.
         """
-        values_by_input = {key.raw.lower(): value for key, value in pairs(self.use.value("with"))}
-        for name, declaration in pairs(inputs):
-            value = values_by_input.pop(name.raw.lower(), None)
-            self.inputs[name.raw.lower()] = _build_input_expression(value or child(declaration, "default"))
+        values_by_input = {key_node.raw.lower(): value_node for key_node, value_node in pairs(self.use.value("with"))}
+        for name_node, declaration in pairs(inputs):
+            value_node = values_by_input.pop(name_node.raw.lower(), None)
+            self.inputs[name_node.raw.lower()] = _build_input_expression(value_node or child(declaration, "default"))
         for unknown_input in values_by_input:
             self.converter.warn(
                 Position(), f"{quote(unknown_input)}, which is not an input of this action", "it has no effect"
@@ -224,20 +226,20 @@ class _ActionInliner:
         """Give each step of the action an id that is unique in the job."""
         for index, step in enumerate(steps):
             step_id = child(step, "id")
-            name = step_id.raw if step_id is not None else f"_{index}"
-            self.ids[name.lower()] = f"{self.prefix}{name}"
+            id_text = step_id.raw if step_id is not None else f"_{index}"
+            self.ids[id_text.lower()] = f"{self.prefix}{id_text}"
 
     def _convert_outputs(self, outputs: Node | None) -> dict[str, str]:
         """Return the declared outputs of the action: templates over the steps of the job, by name."""
         templates = {}
-        for name, declaration in pairs(outputs):
-            value = child(declaration, "value")
-            if not _OUTPUT_NAME.fullmatch(name.raw):
+        for name_node, declaration in pairs(outputs):
+            value_node = child(declaration, "value")
+            if not _OUTPUT_NAME.fullmatch(name_node.raw):
                 self.converter.report_unsupported(
-                    name.position, f"the output {quote(name.raw)}", "expected letters, digits, '_' and '-'"
+                    name_node.position, f"the output {quote(name_node.raw)}", "expected letters, digits, '_' and '-'"
                 )
-            elif value is not None and value.kind == TEXT:
-                templates[name.raw] = replace_in_template(value.value, self._find_replacement)
+            elif value_node is not None and value_node.kind == TEXT:
+                templates[name_node.raw] = replace_in_template(value_node.value, self._find_replacement)
         return templates
 
     def _find_replacement(self, node: Expression) -> Expression | None:
@@ -352,30 +354,37 @@ class _ActionInliner:
         """Return the step of the action at `index`, rewritten as a step of the job."""
         if step.kind != OBJECT:
             return step
-        rewritten: list[tuple[Node, Node]] = []
-        for key, value in step.value:
-            if key.raw not in ("if", "id", "env"):
-                rewritten.append((key, self._rewrite_value(value)))
-        rewritten.append((text_node(step.position, "id"), text_node(step.position, list(self.ids.values())[index])))
+        rewritten_entries: list[tuple[Node, Node]] = []
+        for key_node, value_node in step.value:
+            if key_node.raw not in ("if", "id", "env"):
+                rewritten_entries.append((key_node, self._rewrite_value(value_node)))
+        rewritten_entries.append(
+            (text_node(step.position, "id"), text_node(step.position, list(self.ids.values())[index]))
+        )
         if (condition := self._combine_conditions(conditions[index], index)) is not None:
-            rewritten.append((text_node(step.position, "if"), text_node(step.position, condition.value)))
-        for name in (CONTINUE_ON_ERROR, TIMEOUT):
-            if (value := self.use.value(name)) is not None and all(key.raw != name for key, _ in rewritten):
-                rewritten.append((text_node(step.position, name), value))
+            rewritten_entries.append((text_node(step.position, "if"), text_node(step.position, condition.value)))
+        for key_name in (CONTINUE_ON_ERROR, TIMEOUT):
+            if (value_node := self.use.value(key_name)) is not None and all(
+                key_node.raw != key_name for key_node, _ in rewritten_entries
+            ):
+                rewritten_entries.append((text_node(step.position, key_name), value_node))
         if env := self._merge_env(step):
-            rewritten.append((text_node(step.position, "env"), Node(OBJECT, step.position, env)))
-        key_names = {key.raw for key, _ in rewritten}
+            rewritten_entries.append((text_node(step.position, "env"), Node(OBJECT, step.position, env)))
+        key_names = {key_node.raw for key_node, _ in rewritten_entries}
         if "run" in key_names and self.use.has_working_directory and "working-directory" not in key_names:
-            rewritten.append((text_node(step.position, "working-directory"), text_node(step.position, ".")))
-        return Node(OBJECT, step.position, rewritten)
+            rewritten_entries.append((text_node(step.position, "working-directory"), text_node(step.position, ".")))
+        return Node(OBJECT, step.position, rewritten_entries)
 
     def _merge_env(self, step: Node) -> list[tuple[Node, Node]]:
         """Return the variables of an inlined step: those of the using step and of the step in the action.
 
         Add GITHUB_ACTION_PATH if the command of the step uses it.
         """
-        merged_env = {key.raw: (key, value) for key, value in pairs(self.use.value("env"))}
-        merged_env |= {key.raw: (key, self._rewrite_value(value)) for key, value in pairs(child(step, "env"))}
+        merged_env = {key_node.raw: (key_node, value_node) for key_node, value_node in pairs(self.use.value("env"))}
+        merged_env |= {
+            key_node.raw: (key_node, self._rewrite_value(value_node))
+            for key_node, value_node in pairs(child(step, "env"))
+        }
         command_node = child(step, "run")
         if command_node is not None and ACTION_PATH_VARIABLE in command_node.raw:
             path_node = text_node(step.position, f"{OPEN} {format_expression(self._action_path())} {CLOSE}")
@@ -390,8 +399,8 @@ class _ActionInliner:
             return Node(OBJECT, node.position, [(key, self._rewrite_value(value)) for key, value in node.value])
         if node.kind != TEXT or OPEN not in node.value:
             return node
-        rewritten = replace_in_template(node.value, self._find_replacement)
-        return Node(TEXT, node.position, rewritten, rewritten, node.style or '"')
+        rewritten_text = replace_in_template(node.value, self._find_replacement)
+        return Node(TEXT, node.position, rewritten_text, rewritten_text, node.style or '"')
 
     def _build_final_step(self, use_id: Node, outputs: dict[str, str], conditions: list[Expression | None]) -> Node:
         """Return a step with the id of the using step, which sets the outputs and fails if the action failed."""
@@ -408,9 +417,9 @@ class _ActionInliner:
         has_failed = format_expression(failure_checks[0] if len(failure_checks) == 1 else Or(tuple(failure_checks)))
         env = {"FAILED": text_node(position, f"{OPEN} {has_failed} {CLOSE}")}
         script_lines = []
-        for number, (name, value) in enumerate(outputs.items()):
-            env[f"OUTPUT_{number}"] = text_node(position, value)
-            printf_arguments = f"'{name}' {END_OF_OUTPUT} \"$OUTPUT_{number}\" {END_OF_OUTPUT}"
+        for output_index, (output_name, output_value) in enumerate(outputs.items()):
+            env[f"OUTPUT_{output_index}"] = text_node(position, output_value)
+            printf_arguments = f"'{output_name}' {END_OF_OUTPUT} \"$OUTPUT_{output_index}\" {END_OF_OUTPUT}"
             script_lines.append(f"printf '%s<<%s\\n%s\\n%s\\n' {printf_arguments} >> \"$GITHUB_OUTPUT\"")
         step_keys: dict[str, Node | None] = {
             "id": text_node(position, use_id.raw),

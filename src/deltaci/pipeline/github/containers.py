@@ -55,7 +55,9 @@ def convert_services(node: Node, converter: Converter) -> Node | None:
         )
         return None
     converted_services = [
-        (name, service) for name, item in node.value if (service := _convert_service(name, item, converter)) is not None
+        (name_node, service)
+        for name_node, service_node in node.value
+        if (service := _convert_service(name_node, service_node, converter)) is not None
     ]
     return Node(OBJECT, node.position, converted_services)
 
@@ -97,9 +99,9 @@ def convert_env(node: Node, availability_key: str, converter: Converter) -> Node
         )
         return None
     converted_variables = [
-        (key, value)
-        for key, item in node.value
-        if (value := converter.convert_scalar(item, availability_key, key.raw)) is not None
+        (key_node, converted_value)
+        for key_node, value_node in node.value
+        if (converted_value := converter.convert_scalar(value_node, availability_key, key_node.raw)) is not None
     ]
     return Node(OBJECT, node.position, converted_variables)
 
@@ -126,22 +128,22 @@ def _convert_health_options(node: Node, converter: Converter) -> Node | None:
     if options_text is None:
         return None
     command: Node | None = None
-    words = split_command_line(options_text.value)
-    if words is None:
+    arguments = split_command_line(options_text.value)
+    if arguments is None:
         converter.report_unsupported(
             node.position, "options with an unterminated quote, or too many options", "close the quote"
         )
         return None
     index = 0
-    while index < len(words):
-        option, has_value, option_value = words[index].partition("=")
+    while index < len(arguments):
+        option, has_value, option_value = arguments[index].partition("=")
         index += 1
         if option not in (HEALTH_COMMAND, *HEALTH_TIMING, *OTHER_HEALTH_OPTIONS, "--no-healthcheck"):
             reason = "only health options are supported: --health-cmd and its timing"
             converter.report_unsupported(node.position, f"the option {quote(option)} of a service", reason)
             return None
         if not has_value and option != "--no-healthcheck":
-            option_value = words[index] if index < len(words) else ""
+            option_value = arguments[index] if index < len(arguments) else ""
             index += 1
         if option == HEALTH_COMMAND and option_value:
             command = text_node(node.position, option_value)
@@ -156,15 +158,15 @@ def split_command_line(text: str) -> list[str] | None:
     words: list[str] = []
     word_end = 0
     while match := _SHELL_WORD.match(text, word_end):
-        parts = []
+        word_parts = []
         for escaped, double_quoted, single_quoted, unquoted in _WORD_PART.findall(match[1]):
-            parts.append(
+            word_parts.append(
                 escaped
                 or (re.sub(r'\\(["\\$`])', r"\1", double_quoted) if double_quoted else "")
                 or single_quoted
                 or unquoted
             )
-        words.append("".join(parts))
+        words.append("".join(word_parts))
         word_end = match.end()
         if len(words) > MAX_OPTION_WORDS:
             return None

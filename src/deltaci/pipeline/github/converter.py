@@ -149,15 +149,15 @@ class Converter:
             if node.style != REJECTED:
                 self.report_unsupported(node.position, f"{node.describe()} as 'if'", "expected an expression")
             return None
-        source = to_text(node.value) if node.kind in (BOOL, NUMBER) else str(node.value or "")
-        if not source.strip():
+        condition_text = to_text(node.value) if node.kind in (BOOL, NUMBER) else str(node.value or "")
+        if not condition_text.strip():
             return None
         try:
-            expression = parse_condition(source)
+            expression = parse_condition(condition_text)
         except ExpressionSyntaxError as error:
-            return self._convert_text_condition(node, source, availability_key, error)
+            return self._convert_text_condition(node, condition_text, availability_key, error)
         self._check_expression(node, expression, availability_key)
-        return text_node(node.position, source)
+        return text_node(node.position, condition_text)
 
     def _convert_text_condition(
         self, node: Node, source: str, availability_key: str, error: ExpressionSyntaxError

@@ -10,7 +10,7 @@ from deltaci.pipeline.github.converter import Converter, list_node, object_node,
 from deltaci.pipeline.github.keys import read_entries
 from deltaci.pipeline.parse.checks import check_cron
 from deltaci.pipeline.parse.problems import quote
-from deltaci.pipeline.parse.shapes import shape
+from deltaci.pipeline.parse.shapes import get_shape
 from deltaci.pipeline.parse.yaml import LIST, NULL, OBJECT, TEXT, Node, items
 
 SUPPORTED_EVENTS: Final = ("push", "pull_request", "schedule", "workflow_dispatch")
@@ -35,26 +35,30 @@ INPUT_TYPES: Final = ("string", "number", "boolean", "choice", "environment")
 def convert_events(key: Node, on: Node, converter: Converter) -> Node:
     """Convert `on` to that of a pipeline. Report unsupported events, and warn if no event starts the workflow."""
     nodes_by_key: dict[str, Node | None] = {}
-    for name, value in _event_entries(key, on, converter):
-        event = name.raw
-        if event == "workflow_dispatch":
-            nodes_by_key["manual"] = _convert_manual_start(name, value, converter)
-        elif event == "schedule":
-            nodes_by_key["schedule"] = _convert_schedules(name, value, converter)
-        elif event in ("push", "pull_request"):
-            nodes_by_key[event] = _convert_filters(name, value, event, converter)
-        elif event == UNSAFE_EVENT:
-            converter.warn(name.position, f"{quote(event)} does not start this workflow here", UNSAFE_EVENT_REASON)
-        elif event in IGNORED_EVENTS:
+    for name_node, value_node in _event_entries(key, on, converter):
+        event_name = name_node.raw
+        if event_name == "workflow_dispatch":
+            nodes_by_key["manual"] = _convert_manual_start(name_node, value_node, converter)
+        elif event_name == "schedule":
+            nodes_by_key["schedule"] = _convert_schedules(name_node, value_node, converter)
+        elif event_name in ("push", "pull_request"):
+            nodes_by_key[event_name] = _convert_filters(name_node, value_node, event_name, converter)
+        elif event_name == UNSAFE_EVENT:
             converter.warn(
-                name.position, f"{quote(event)} does not start this workflow here", "the event does not occur here"
+                name_node.position, f"{quote(event_name)} does not start this workflow here", UNSAFE_EVENT_REASON
+            )
+        elif event_name in IGNORED_EVENTS:
+            converter.warn(
+                name_node.position,
+                f"{quote(event_name)} does not start this workflow here",
+                "the event does not occur here",
             )
         else:
             all_events = (*SUPPORTED_EVENTS, UNSAFE_EVENT, *IGNORED_EVENTS)
-            nearest_word = nearest(event, all_events)
+            nearest_word = nearest(event_name, all_events)
             converter.report_unsupported(
-                name.position,
-                f"the event {quote(event)}",
+                name_node.position,
+                f"the event {quote(event_name)}",
                 "" if nearest_word else f"expected {', '.join(SUPPORTED_EVENTS)} …",
                 nearest_word,
             )
@@ -66,15 +70,15 @@ def convert_events(key: Node, on: Node, converter: Converter) -> Node:
 def _event_entries(key: Node, on: Node, converter: Converter) -> list[tuple[Node, Node]]:
     """Return the names and settings of all events of `on`, which is an object, a list or a single name."""
     if on.kind == OBJECT:
-        return [(name, value) for name, value in on.value]
+        return [(name_node, value_node) for name_node, value_node in on.value]
     if on.kind in (TEXT, LIST):
         entries = []
-        for name in items(on):
-            if name.kind == TEXT:
-                entries.append((name, Node(NULL, name.position)))
+        for name_node in items(on):
+            if name_node.kind == TEXT:
+                entries.append((name_node, Node(NULL, name_node.position)))
             else:
                 converter.report_unsupported(
-                    name.position, f"{name.describe()} as an event", "expected its name, e.g. push"
+                    name_node.position, f"{name_node.describe()} as an event", "expected its name, e.g. push"
                 )
         return entries
     converter.report_unsupported(key.position, f"{on.describe()} as 'on'", "expected events, e.g. push")
@@ -138,12 +142,12 @@ def _convert_schedules(key: Node, value: Node, converter: Converter) -> Node | N
         converter.report_unsupported(key.position, f"{value.describe()} as 'schedule'", "expected a list of 'cron: …'")
         return None
     schedules = []
-    for item in value.value:
-        entries = read_entries(item, "a schedule", converter)
+    for schedule_node in value.value:
+        entries = read_entries(schedule_node, "a schedule", converter)
         cron = entries.get("cron")
         if cron is None or cron.value.kind != TEXT:
             converter.report_unsupported(
-                item.position, "a schedule without 'cron'", "expected five fields, e.g. '0 3 * * 1-5'"
+                schedule_node.position, "a schedule without 'cron'", "expected five fields, e.g. '0 3 * * 1-5'"
             )
             continue
         cron_expression = text_node(cron.value.position, " ".join(cron.value.value.split()))
@@ -151,12 +155,12 @@ def _convert_schedules(key: Node, value: Node, converter: Converter) -> Node | N
         time_zone = (
             converter.convert_text(entries["timezone"].value, "run-name", "timezone") if "timezone" in entries else None
         )
-        if time_zone is not None and "timezone" not in shape(model.Schedule).fields:
+        if time_zone is not None and "timezone" not in get_shape(model.Schedule).fields:
             converter.report_unsupported(
                 time_zone.position, f"the time zone {quote(time_zone.value)}", "times are in UTC"
             )
             time_zone = None
-        schedules.append(object_node(item.position, {"cron": cron_expression, "timezone": time_zone}))
+        schedules.append(object_node(schedule_node.position, {"cron": cron_expression, "timezone": time_zone}))
     return list_node(value.position, schedules) if schedules else None
 
 
@@ -173,7 +177,9 @@ def _convert_manual_start(key: Node, value: Node, converter: Converter) -> Node:
             inputs.position, f"{inputs.describe()} as 'inputs'", "expected names, each with its own keys"
         )
         return Node(OBJECT, key.position, [])
-    converted_inputs = [(name, _convert_input(name, input_node, converter)) for name, input_node in inputs.value]
+    converted_inputs = [
+        (name_node, _convert_input(name_node, input_node, converter)) for name_node, input_node in inputs.value
+    ]
     return Node(
         OBJECT, value.position, [(text_node(value.position, "inputs"), Node(OBJECT, inputs.position, converted_inputs))]
     )
@@ -205,10 +211,10 @@ def _convert_input(name: Node, value: Node, converter: Converter) -> Node:
         if type_node.raw == "boolean":
             nodes_by_key["default"] = converter.convert_boolean(default, "run-name", "default")
     if "options" in entries and type_node.raw == "choice":
-        options = entries["options"].value
+        options_node = entries["options"].value
         nodes_by_key["options"] = list_node(
-            options.position,
-            [text for option in items(options) if (text := converter.convert_text(option, "run-name"))],
+            options_node.position,
+            [text for option_node in items(options_node) if (text := converter.convert_text(option_node, "run-name"))],
         )
     if type_node.raw == "choice" and "options" not in entries:
         converter.report_unsupported(

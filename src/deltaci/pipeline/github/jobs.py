@@ -69,7 +69,9 @@ def _convert_job_name(node: Node, converter: Converter) -> Node | None:
     """Convert the job's name. Warn and return None if it uses contexts that are not known when a run is planned."""
     if node.kind == TEXT:
         unknown_contexts = {
-            name for expression in converter.parse_expressions(node, "jobs.env") for name in context_names(expression)
+            context_name
+            for expression in converter.parse_expressions(node, "jobs.env")
+            for context_name in context_names(expression)
         } - PLANNING_CONTEXTS
         if unknown_contexts:
             converter.warn(
@@ -87,8 +89,8 @@ def convert_needs(node: Node, converter: Converter) -> Node:
         node.position,
         [
             job_id_node
-            for item in items(node)
-            if (job_id_node := converter.convert_text(item, "run-name", "needs")) is not None
+            for need_node in items(node)
+            if (job_id_node := converter.convert_text(need_node, "run-name", "needs")) is not None
         ],
     )
 
@@ -124,7 +126,12 @@ def _convert_job_env(entries: Entries, job_container: JobContainer, converter: C
     if job_container.env is None:
         return job_env
     container_env = convert_env(job_container.env, "jobs.services.env", converter)
-    merged = {name.raw: (name, value) for env in (container_env, job_env) if env for name, value in env.value}
+    merged = {
+        name_node.raw: (name_node, value_node)
+        for env in (container_env, job_env)
+        if env
+        for name_node, value_node in env.value
+    }
     return Node(OBJECT, job_container.env.position, [*merged.values()])
 
 
@@ -189,8 +196,8 @@ def _convert_outputs(node: Node, converter: Converter) -> Node | None:
         converter.report_unsupported(node.position, f"{node.describe()} as 'outputs'", "expected names with texts")
         return None
     converted_outputs = []
-    for name, output in node.value:
-        value = converter.convert_text(output, "jobs.outputs", name.raw)
-        if value is not None and value.kind == TEXT and value.value:
-            converted_outputs.append((name, value))
+    for name_node, output_node in node.value:
+        converted_output = converter.convert_text(output_node, "jobs.outputs", name_node.raw)
+        if converted_output is not None and converted_output.kind == TEXT and converted_output.value:
+            converted_outputs.append((name_node, converted_output))
     return Node(OBJECT, node.position, converted_outputs)

@@ -176,26 +176,26 @@ def read_entries(node: Node, part: str, converter: Converter) -> Entries:
         )
         return {}
     entries: Entries = {}
-    for key, value in node.value:
-        rule = rules.get(key.raw)
+    for key_node, value_node in node.value:
+        rule = rules.get(key_node.raw)
         if rule is None:
-            nearest_word = nearest(key.raw, rules)
+            nearest_word = nearest(key_node.raw, rules)
             expected = ", ".join(sorted(rules)[:MAX_LISTED]) + (" …" if len(rules) > MAX_LISTED else "")
-            message = f"the key {quote(key.raw)}, which {part} does not have"
+            message = f"the key {quote(key_node.raw)}, which {part} does not have"
             converter.report_unsupported(
-                key.position, message, "" if nearest_word else f"expected one of: {expected}", nearest_word
+                key_node.position, message, "" if nearest_word else f"expected one of: {expected}", nearest_word
             )
         elif rule.kind == "ignored":
-            converter.warn(key.position, f"{quote(key.raw)} has no effect here", rule.reason)
-        elif key.raw in ("with", "secrets") and part == "a job" and has_key(node, "uses"):
+            converter.warn(key_node.position, f"{quote(key_node.raw)} has no effect here", rule.reason)
+        elif key_node.raw in ("with", "secrets") and part == "a job" and has_key(node, "uses"):
             continue  # Reported for 'uses'.
         elif rule.kind == "unsupported":
-            converter.report_unsupported(key.position, f"{quote(key.raw)} of {part}", rule.reason)
-        elif value.kind != NULL:
-            entries[key.raw] = Entry(key, value)
+            converter.report_unsupported(key_node.position, f"{quote(key_node.raw)} of {part}", rule.reason)
+        elif value_node.kind != NULL:
+            entries[key_node.raw] = Entry(key_node, value_node)
     return entries
 
 
 def has_key(node: Node | None, name: str) -> bool:
     """Return whether a node is an object that has a key of this name."""
-    return node is not None and node.kind == OBJECT and any(key.raw == name for key, _ in node.value)
+    return node is not None and node.kind == OBJECT and any(key_node.raw == name for key_node, _ in node.value)

@@ -101,43 +101,47 @@ def _convert_expression(
         template = parse_template(node.value)
     except ExpressionError:
         return  # Reported already.
-    values = _evaluate_combinations(template, combinations, unknown_axes)
-    if values is not None and any(not isinstance(value, str) for value in values):
+    label_values = _evaluate_combinations(template, combinations, unknown_axes)
+    if label_values is not None and any(not isinstance(value, str) for value in label_values):
         message = "labels that are not texts, or a computed list of labels"
         converter.report_unsupported(
             node.position, message, "expected one label: write a list of labels, each of which may be an expression"
         )
         return
-    names = None if values is None else [str(value) for value in values]
-    if names is not None and len(labels := {tuple(_convert_runner_name(name)) for name in names}) == 1:
+    runner_names = None if label_values is None else [str(value) for value in label_values]
+    if runner_names is not None and len(labels := {tuple(_convert_runner_name(name)) for name in runner_names}) == 1:
         for label in labels.pop():
             runs_on.add(text_node(node.position, label))
-        _note_unusual_label(node, names[0], runs_on, converter)
+        _note_unusual_label(node, runner_names[0], runs_on, converter)
         return
-    if names is None:
+    if runner_names is None:
         message = "labels that are computed when a run is planned"
         converter.warn(
             node.position, message, "a runner name of GitHub is converted then; a list of names is used as it is"
         )
     name_expression = as_expression(template)
     prefixes = [
-        prefix for prefix in SYSTEM_LABELS if names is None or any(name.lower().startswith(prefix) for name in names)
+        prefix
+        for prefix in SYSTEM_LABELS
+        if runner_names is None or any(name.lower().startswith(prefix) for name in runner_names)
     ]
-    may_be_custom_label = names is None or any(not name.lower().startswith(tuple(SYSTEM_LABELS)) for name in names)
+    may_be_custom_label = runner_names is None or any(
+        not name.lower().startswith(tuple(SYSTEM_LABELS)) for name in runner_names
+    )
     mappings = [f"startsWith({name_expression}, '{prefix}') && '{SYSTEM_LABELS[prefix]}'" for prefix in prefixes]
     default = name_expression if may_be_custom_label else f"'{SYSTEM_LABELS[prefixes[-1]]}'"
     expression = " || ".join([*(mappings if may_be_custom_label else mappings[:-1]), default])
     runs_on.add(text_node(node.position, f"{OPEN} {expression} {CLOSE}"))
-    if names is None or any(name.lower().endswith(ARM_SUFFIX) for name in names):
+    if runner_names is None or any(name.lower().endswith(ARM_SUFFIX) for name in runner_names):
         runs_on.add(
             text_node(
                 node.position,
                 f"{OPEN} endsWith({name_expression}, '{ARM_SUFFIX}') && '{ARM_LABEL}' || {expression} {CLOSE}",
             )
         )
-    if names is None or any(name.lower().startswith("windows") for name in names):
+    if runner_names is None or any(name.lower().startswith("windows") for name in runner_names):
         runs_on.windows_if = f"startsWith({name_expression}, 'windows')"
-    for name in dict.fromkeys(names or ()):
+    for name in dict.fromkeys(runner_names or ()):
         if name.lower().startswith("windows") or not name.lower().startswith(tuple(SYSTEM_LABELS)):
             converter.warn(
                 node.position,
@@ -178,11 +182,15 @@ def as_condition(node: Node) -> str:
 def as_expression(template: Template) -> str:
     """Return the source of an expression that is equivalent to the template."""
     if template.single_expression is not None:
-        source = format_expression(template.single_expression)
-        return source if source.replace(".", "").replace("-", "").replace("_", "").isalnum() else f"({source})"
+        expression_text = format_expression(template.single_expression)
+        return (
+            expression_text
+            if expression_text.replace(".", "").replace("-", "").replace("_", "").isalnum()
+            else f"({expression_text})"
+        )
     pattern = "".join(
-        part.replace("{", "{{").replace("}", "}}") if isinstance(part, str) else f"{{{number}}}"
-        for part, number in zip(template.parts, _placeholder_numbers(template), strict=True)
+        part.replace("{", "{{").replace("}", "}}") if isinstance(part, str) else f"{{{placeholder_number}}}"
+        for part, placeholder_number in zip(template.parts, _placeholder_numbers(template), strict=True)
     )
     arguments = [format_expression(part) for part in template.expressions]
     return f"format({', '.join([format_expression(Literal(pattern)), *arguments])})"

@@ -47,15 +47,15 @@ def convert_rust_toolchain(uses: Node, inputs: Node | None, converter: Converter
     if inputs is not None and inputs.kind not in (OBJECT, NULL):
         converter.report_unsupported(inputs.position, f"{inputs.describe()} as 'with'", "expected names with values")
         return None
-    for key, value in inputs.value if inputs is not None and inputs.kind == OBJECT else ():
-        name = TOOLCHAIN_INPUTS.get(key.raw.lower())
-        text = converter.convert_text(value, "steps.with", key.raw)
-        if name is None:
+    for key_node, value_node in inputs.value if inputs is not None and inputs.kind == OBJECT else ():
+        variable = TOOLCHAIN_INPUTS.get(key_node.raw.lower())
+        text = converter.convert_text(value_node, "steps.with", key_node.raw)
+        if variable is None:
             converter.report_unsupported(
-                key.position, f"{quote(key.raw)} of {TOOLCHAIN}", f"expected {', '.join(TOOLCHAIN_INPUTS)}"
+                key_node.position, f"{quote(key_node.raw)} of {TOOLCHAIN}", f"expected {', '.join(TOOLCHAIN_INPUTS)}"
             )
         elif text is not None:
-            env[name] = text
+            env[variable] = text
     version = uses.value.partition("@")[2].strip()
     if "TOOLCHAIN" not in env and _CHANNEL.fullmatch(version):
         env["TOOLCHAIN"] = text_node(uses.position, version)
@@ -71,7 +71,10 @@ def convert_rust_toolchain(uses: Node, inputs: Node | None, converter: Converter
 
 def command_keys(command: ShellCommand, step_env: Node | None) -> dict[str, Node | None]:
     """Return the keys of a step that runs the script, with the environment of the original step added."""
-    env = {**({key.raw: value for key, value in step_env.value} if step_env is not None else {}), **command.env}
+    env = {
+        **({key_node.raw: value_node for key_node, value_node in step_env.value} if step_env is not None else {}),
+        **command.env,
+    }
     return {
         "run": command.run,
         "shell": text_node(command.run.position, "bash"),

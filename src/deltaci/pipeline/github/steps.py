@@ -26,11 +26,11 @@ def convert_steps(
         return None
     converted_steps: list[Node] = []
     ids: dict[str, Position] = {}
-    for number, step_node in enumerate(node.value):
+    for step_index, step_node in enumerate(node.value):
         converted_steps += convert_step(
             step_node,
             converter,
-            ActionUse(step_node, step_node, number, actions, has_working_directory=has_working_directory),
+            ActionUse(step_node, step_node, step_index, actions, has_working_directory=has_working_directory),
         )
         _check_id(step_node, ids, converter)
     if not node.value:
@@ -38,29 +38,31 @@ def convert_steps(
     return list_node(node.position, converted_steps)
 
 
-def _check_id(node: Node, ids: dict[str, Position], converter: Converter) -> None:
+def _check_id(step_node: Node, ids: dict[str, Position], converter: Converter) -> None:
     """Report the id of a step that an earlier step has, else add it to `ids`, which has the positions by id."""
-    for key, value in node.value if node.kind == OBJECT else ():
-        if key.raw == "id" and value.kind == TEXT:
-            step_id = value.value.lower()
+    for key_node, value_node in step_node.value if step_node.kind == OBJECT else ():
+        if key_node.raw == "id" and value_node.kind == TEXT:
+            step_id = value_node.value.lower()
             if step_id in ids:
-                message = f"the id {quote(value.value)} a second time"
-                converter.report_unsupported(value.position, message, f"the step in line {ids[step_id].line} has it")
-            ids.setdefault(step_id, value.position)
+                message = f"the id {quote(value_node.value)} a second time"
+                converter.report_unsupported(
+                    value_node.position, message, f"the step in line {ids[step_id].line} has it"
+                )
+            ids.setdefault(step_id, value_node.position)
 
 
-def convert_step(node: Node, converter: Converter, use: ActionUse) -> list[Node]:
+def convert_step(step_node: Node, converter: Converter, use: ActionUse) -> list[Node]:
     """Convert a step to a list: one step, the steps of a composite action, or none if it is unsupported."""
-    if node.kind == OBJECT:
-        uses = child(node, "uses")
+    if step_node.kind == OBJECT:
+        uses = child(step_node, "uses")
         if uses is not None and is_local_action(uses):
-            entries = read_entries(node, "a step", converter)
-            for _, value in (
+            entries = read_entries(step_node, "a step", converter)
+            for _, input_node in (
                 entries["with"].value.value if "with" in entries and entries["with"].value.kind == OBJECT else ()
             ):
-                converter.convert_scalar(value, "steps.with")
-            return inline_action(use._replace(node=node, uses=uses), converter, convert_step)
-    converted_step = _convert_plain_step(node, converter)
+                converter.convert_scalar(input_node, "steps.with")
+            return inline_action(use._replace(node=step_node, uses=uses), converter, convert_step)
+    converted_step = _convert_plain_step(step_node, converter)
     return [converted_step] if converted_step is not None else []
 
 
@@ -73,7 +75,7 @@ def _convert_plain_step(node: Node, converter: Converter) -> Node | None:
     entries = read_entries(node, "a step", converter)
     nodes_by_key: dict[str, Node | None] = {}
     if not ("run" in entries or "uses" in entries):
-        if not any(nearest(key.raw, KEY_RULES["a step"]) in ("run", "uses") for key, _ in node.value):
+        if not any(nearest(key_node.raw, KEY_RULES["a step"]) in ("run", "uses") for key_node, _ in node.value):
             converter.report_unsupported(node.position, "a step without 'run' or 'uses'", "expected one of them")
         return None
     if "run" in entries and "uses" in entries:
@@ -89,10 +91,10 @@ def _convert_plain_step(node: Node, converter: Converter) -> Node | None:
     if "id" in entries:
         nodes_by_key["id"] = converter.convert_text(entries["id"].value, "steps.name", "id")
     convert_common_keys(entries, nodes_by_key, converter)
-    command = nodes_by_key.get("run")
-    if command is None and "uses" not in nodes_by_key:
+    command_node = nodes_by_key.get("run")
+    if command_node is None and "uses" not in nodes_by_key:
         return None  # Reported already.
-    if command is not None and not command.value.strip():
+    if command_node is not None and not command_node.value.strip():
         converter.warn(entries["run"].key.position, "an empty command", "the step is left out")
         return None
     return object_node(node.position, nodes_by_key)
@@ -109,10 +111,10 @@ def convert_common_keys(entries: Entries, nodes_by_key: dict[str, Node | None], 
             entries["timeout-minutes"].value, "steps.timeout-minutes", "timeout-minutes"
         )
     if "continue-on-error" in entries:
-        value = converter.convert_boolean(
+        converted_node = converter.convert_boolean(
             entries["continue-on-error"].value, "steps.continue-on-error", "continue-on-error"
         )
-        nodes_by_key["continue-on-error"] = value
+        nodes_by_key["continue-on-error"] = converted_node
 
 
 def _convert_command_keys(entries: Entries, nodes_by_key: dict[str, Node | None], converter: Converter) -> None:
@@ -130,10 +132,10 @@ def _convert_command_keys(entries: Entries, nodes_by_key: dict[str, Node | None]
 
 def _convert_action(entries: Entries, nodes_by_key: dict[str, Node | None], converter: Converter) -> None:
     """Add the keys of the step that replaces an action. Add none if the action is unsupported or has no effect."""
-    for name in ("shell", "working-directory"):
-        if name in entries:
+    for key_name in ("shell", "working-directory"):
+        if key_name in entries:
             converter.report_unsupported(
-                entries[name].key.position, f"{quote(name)} in a step that runs no command", "remove it"
+                entries[key_name].key.position, f"{quote(key_name)} in a step that runs no command", "remove it"
             )
     uses = entries["uses"].value
     if uses.kind != TEXT:
@@ -142,9 +144,11 @@ def _convert_action(entries: Entries, nodes_by_key: dict[str, Node | None], conv
         )
         return
     inputs = entries["with"].value if "with" in entries else None
-    name = uses.value.partition("@")[0].strip()
-    if name.lower() in IGNORED_ACTIONS:
-        converter.warn(uses.position, f"the action {quote(name)} has no effect here", IGNORED_ACTIONS[name.lower()])
+    key_name = uses.value.partition("@")[0].strip()
+    if key_name.lower() in IGNORED_ACTIONS:
+        converter.warn(
+            uses.position, f"the action {quote(key_name)} has no effect here", IGNORED_ACTIONS[key_name.lower()]
+        )
         return
     if is_rust_toolchain(uses):
         if (command := convert_rust_toolchain(uses, inputs, converter)) is not None:

@@ -33,8 +33,8 @@ def convert_strategy(node: Node, converter: Converter) -> Strategy:
     """Convert `strategy` of a job. Without a matrix, the result has one combination without values."""
     entries = read_entries(node, "'strategy'", converter)
     if "matrix" not in entries:
-        for key, _ in entries.values():
-            converter.warn(key.position, f"{quote(key.raw)} has no effect here", "there is no matrix")
+        for key_node, _ in entries.values():
+            converter.warn(key_node.position, f"{quote(key_node.raw)} has no effect here", "there is no matrix")
         return Strategy(None, [{}])
     matrix = _convert_matrix(entries["matrix"].value, converter)
     nodes_by_key: dict[str, Node | None] = {"matrix": matrix.node}
@@ -58,25 +58,25 @@ def _convert_matrix(node: Node, converter: Converter) -> Strategy:
     converted_pairs: list[tuple[Node, Node]] = []
     values_by_key: dict[str, Any] = {}
     are_values_known = True
-    for key, value_node in node.value:
-        if value_node.kind == NULL and key.raw in COMBINATION_LISTS:
+    for key_node, value_node in node.value:
+        if value_node.kind == NULL and key_node.raw in COMBINATION_LISTS:
             continue
         converted_value, known_values = (
-            _convert_combination_list(key, value_node, converter)
-            if key.raw in COMBINATION_LISTS
-            else _convert_axis(key, value_node, converter)
+            _convert_combination_list(key_node, value_node, converter)
+            if key_node.raw in COMBINATION_LISTS
+            else _convert_axis(key_node, value_node, converter)
         )
         if converted_value is None:
             are_values_known = False
             continue
-        converted_pairs.append((key, converted_value))
+        converted_pairs.append((key_node, converted_value))
         are_values_known = are_values_known and known_values is not None
-        values_by_key[key.raw] = known_values
+        values_by_key[key_node.raw] = known_values
     if are_values_known:
         return Strategy(
             Node(OBJECT, node.position, converted_pairs), _expand_combinations(node, values_by_key, converter)
         )
-    unknown_axes = frozenset(key for key, value in values_by_key.items() if value is None)
+    unknown_axes = frozenset(key_node for key_node, value in values_by_key.items() if value is None)
     return Strategy(
         Node(OBJECT, node.position, converted_pairs),
         None if unknown_axes & {*COMBINATION_LISTS} else _expand_known_axes(values_by_key),
@@ -130,22 +130,29 @@ def _convert_combination_list(key: Node, node: Node, converter: Converter) -> tu
         return None, None
     item_nodes: list[Node] = []
     encoded_values: set[bytes] = set()
-    for item in node.value:
-        if item.kind != OBJECT:
+    for combination_node in node.value:
+        if combination_node.kind != OBJECT:
             converter.report_unsupported(
-                item.position, f"{item.describe()} in {quote(key.raw)}", "expected names with values"
+                combination_node.position,
+                f"{combination_node.describe()} in {quote(key.raw)}",
+                "expected names with values",
             )
             return None, None
-        pairs = [(name, value if value.kind != NULL else text_node(value.position, "")) for name, value in item.value]
-        converted_item = _convert_value(Node(OBJECT, item.position, pairs), converter)
+        converted_pairs = [
+            (name_node, value_node if value_node.kind != NULL else text_node(value_node.position, ""))
+            for name_node, value_node in combination_node.value
+        ]
+        converted_item = _convert_value(Node(OBJECT, combination_node.position, converted_pairs), converter)
         encoded_value = msgspec.json.encode(_to_value(converted_item))
         if encoded_value in encoded_values and OPEN.encode() not in encoded_value:
-            converter.warn(item.position, "a combination a second time", "the repetition has no effect here")
+            converter.warn(
+                combination_node.position, "a combination a second time", "the repetition has no effect here"
+            )
             continue
         encoded_values.add(encoded_value)
         item_nodes.append(converted_item)
-    values = [value for combination in item_nodes for _, value in combination.value]
-    return _embed(list_node(node.position, item_nodes), values)
+    value_nodes = [value_node for combination in item_nodes for _, value_node in combination.value]
+    return _embed(list_node(node.position, item_nodes), value_nodes)
 
 
 def _convert_value(node: Node, converter: Converter) -> Node:
@@ -157,14 +164,19 @@ def _convert_value(node: Node, converter: Converter) -> Node:
     return node if node.kind == NULL else converter.convert_scalar(node, AVAILABILITY_KEY) or node
 
 
-def _embed(node: Node, values: list[Node]) -> tuple[Node, list[Any] | None]:
+def _embed(node: Node, value_nodes: list[Node]) -> tuple[Node, list[Any] | None]:
     """Return a list in the form of a pipeline file, and its values if it contains no expressions.
 
-    Pipeline files have no expressions within nested lists and objects: a list whose `values` include such a value
+    Pipeline files have no expressions within nested lists and objects: a list whose `value_nodes` include such a value
     becomes one expression, `fromJSON(…)`.
     """
     known_values = None if any(OPEN in text for text in _all_texts(node)) else _to_value(node)
-    if not any(OPEN in text for value in values if value.kind in (LIST, OBJECT) for text in _all_texts(value)):
+    if not any(
+        OPEN in text
+        for value_node in value_nodes
+        if value_node.kind in (LIST, OBJECT)
+        for text in _all_texts(value_node)
+    ):
         return node, known_values
     return text_node(node.position, f"{OPEN} {_build_json_expression(node)} {CLOSE}"), known_values
 
@@ -198,10 +210,11 @@ def _build_json_expression(node: Node) -> str:
 def _build_json_pattern(node: Node, arguments: list[str]) -> str:
     """Return a pattern for format() that gives JSON. Append an argument for each text with expressions."""
     if node.kind == LIST:
-        return f"[{','.join(_build_json_pattern(item, arguments) for item in node.value)}]"
+        return f"[{','.join(_build_json_pattern(item_node, arguments) for item_node in node.value)}]"
     if node.kind == OBJECT:
         joined_pairs = ",".join(
-            f"{_escape_braces(key.raw)}:{_build_json_pattern(item, arguments)}" for key, item in node.value
+            f"{_escape_braces(key_node.raw)}:{_build_json_pattern(item_node, arguments)}"
+            for key_node, item_node in node.value
         )
         return "{{" + joined_pairs + "}}"
     if node.kind == TEXT and OPEN in node.value:
@@ -244,6 +257,6 @@ def _position_at(node: Node, path: Sequence[str | int]) -> Position:
         if isinstance(part, int) and node.kind == LIST and part < len(node.value):
             node = node.value[part]
         elif node.kind == OBJECT:
-            value = next((item for name, item in node.value if name.raw == part), None)
-            node = value if value is not None else node
+            child_node = next((item for name, item in node.value if name.raw == part), None)
+            node = child_node if child_node is not None else node
     return node.position

@@ -63,7 +63,7 @@ def parse_workflow(content: str | bytes, file: str, files: Mapping[str, str] | N
     except YamlError:
         source = content if isinstance(content, str) else content.decode("utf-8", "replace")
         return ParsedWorkflow(file=file, pipeline=None, problems=problems.in_order(), source=source)
-    return _WorkflowReader(file, text, root_node, problems, {} if files is None else files).result()
+    return _WorkflowReader(file, text, root_node, problems, {} if files is None else files).convert()
 
 
 class _WorkflowReader:
@@ -89,13 +89,13 @@ class _WorkflowReader:
                         root_node.position, f"a workflow without {quote(name)}", f"expected {quote(name)}"
                     )
 
-    def result(self) -> ParsedWorkflow:
+    def convert(self) -> ParsedWorkflow:
         """Convert the whole file and return the result. To be called once."""
         pipeline = self._read_pipeline()
         job_entries = self._read_job_entries()
         needs_graph = self._build_needs_graph(job_entries)
-        for key, job_node in job_entries:
-            self._read_job(key, job_node)
+        for key_node, job_node in job_entries:
+            self._read_job(key_node, job_node)
         self._mark_dependents_unsupported(needs_graph)
         supported_pipeline = None
         if pipeline is not None and self.jobs and not self.converter.problems.has_errors:
@@ -111,7 +111,7 @@ class _WorkflowReader:
             expressions=tuple(self.expressions),
             positions=self.positions,
             source=self.text,
-            job_ids=tuple(key.raw for key, _ in job_entries),
+            job_ids=tuple(key_node.raw for key_node, _ in job_entries),
             supported_pipeline=supported_pipeline,
             unsupported_jobs=self.unsupported_jobs,
         )
@@ -130,16 +130,16 @@ class _WorkflowReader:
                 converted_nodes["concurrency"] = (concurrency, model.Concurrency)
         if (
             "name" in entries
-            and (name := converter.convert_line(entries["name"].value, "run-name", "name")) is not None
+            and (run_name := converter.convert_line(entries["name"].value, "run-name", "name")) is not None
         ):
-            converted_nodes["name"] = (text_node(name.position, name.value), model.Line)
-        values: dict[str, Any] = {}
+            converted_nodes["name"] = (text_node(run_name.position, run_name.value), model.Line)
+        field_values: dict[str, Any] = {}
         for key, (node, type_) in converted_nodes.items():
-            values[key] = self._read_node(node, type_, (key,), converter)
+            field_values[key] = self._read_node(node, type_, (key,), converter)
         if converter.problems.has_errors:
             return None
         placeholder_jobs = {"job": model.Job()}
-        return model.Pipeline(**values, jobs=placeholder_jobs, timeout_minutes=RUN_TIMEOUT_MINUTES)
+        return model.Pipeline(**field_values, jobs=placeholder_jobs, timeout_minutes=RUN_TIMEOUT_MINUTES)
 
     def _read_node(self, node: Node, type_: Any, path: Path, converter: Converter) -> Any:
         """Return a converted node as a value of a model type. Keep its positions and expressions."""
@@ -162,10 +162,10 @@ class _WorkflowReader:
                 key.position, f"{len(jobs.value):,} jobs", f"expected at most {model.MAX_JOBS:,}"
             )
         job_entries = list(jobs.value)[: model.MAX_JOBS]
-        for name, _ in job_entries:
-            if not _JOB_ID.fullmatch(name.raw):
+        for name_node, _ in job_entries:
+            if not _JOB_ID.fullmatch(name_node.raw):
                 expected = "expected letters, digits, '_' and '-', beginning with a letter or '_'"
-                self.converter.report_unsupported(name.position, f"the job {quote(name.raw)}", expected)
+                self.converter.report_unsupported(name_node.position, f"the job {quote(name_node.raw)}", expected)
         return job_entries
 
     def _read_job(self, key: Node, node: Node) -> None:
@@ -176,31 +176,31 @@ class _WorkflowReader:
         if secrets:
             secret_list = list_node(key.position, [text_node(key.position, name) for name in secrets])
             job_node.value.append((text_node(key.position, "secrets"), secret_list))
-        result = None
+        job = None
         if not converter.problems.has_errors:
-            result = self._read_node(job_node, model.Job, ("jobs", key.raw), converter)
-        if isinstance(result, model.Job):
-            self.jobs[key.raw] = result
+            job = self._read_node(job_node, model.Job, ("jobs", key.raw), converter)
+        if isinstance(job, model.Job):
+            self.jobs[key.raw] = job
         else:
-            self.unsupported_jobs[key.raw] = _errors(converter)
+            self.unsupported_jobs[key.raw] = _collect_errors(converter)
 
     # -- needs of jobs
 
     def _build_needs_graph(self, job_entries: list[tuple[Node, Node]]) -> dict[str, dict[str, Node]]:
         """Return the needs of each job with their nodes, by job id. Report unknown needs and cycles."""
-        job_ids = [key.raw for key, _ in job_entries]
+        job_ids = [key_node.raw for key_node, _ in job_entries]
         needs_graph: dict[str, dict[str, Node]] = {name: {} for name in job_ids}
-        for key, job_node in job_entries:
+        for key_node, job_node in job_entries:
             needs = child(job_node, "needs")
             for need in convert_needs(needs, Converter(self.file, self.text)).value if needs is not None else ():
                 job_id = {name.lower(): name for name in job_ids}.get(need.value.lower())
-                if job_id is None or job_id == key.raw:
+                if job_id is None or job_id == key_node.raw:
                     nearest_word = nearest(need.value, job_ids) if job_id is None else ""
                     self.converter.report_unsupported(
                         need.position, f"there is no other job {quote(need.value)}", "", nearest_word
                     )
                 elif need.kind == TEXT:
-                    needs_graph[key.raw][job_id] = need
+                    needs_graph[key_node.raw][job_id] = need
         if cycle := find_cycle({name: list(job_needs) for name, job_needs in needs_graph.items()}):
             position = needs_graph[cycle[-2]][cycle[-1]].position
             self.converter.report_unsupported(
@@ -213,19 +213,19 @@ class _WorkflowReader:
         has_changed = True
         while has_changed:
             has_changed = False
-            for name in [*self.jobs]:
-                for needed_id, node in needs_graph[name].items():
+            for job_id in [*self.jobs]:
+                for needed_id, node in needs_graph[job_id].items():
                     if needed_id in self.unsupported_jobs:
-                        converter = self.job_converters[name]
+                        converter = self.job_converters[job_id]
                         converter.report_unsupported(
                             node.position,
                             f"it needs {quote(needed_id)}, which is unsupported",
                             "see the problems of that job",
                         )
-                        self.unsupported_jobs[name] = _errors(converter)
-                        self.jobs.pop(name, None)
+                        self.unsupported_jobs[job_id] = _collect_errors(converter)
+                        self.jobs.pop(job_id, None)
                         has_changed = True
 
 
-def _errors(converter: Converter) -> tuple[Problem, ...]:
+def _collect_errors(converter: Converter) -> tuple[Problem, ...]:
     return tuple(problem for problem in converter.problems.in_order() if not problem.is_warning)

@@ -39,11 +39,13 @@ def check_action_inputs(job: Node, add_problem: Callable[..., None]) -> None:
         if uses is None or uses.raw not in ACTION_INPUTS:
             continue
         allowed_inputs, inputs = ACTION_INPUTS[uses.raw], child(step, "with")
-        for key, _ in pairs(inputs):
-            if key.raw not in allowed_inputs:
-                suggestion = nearest(key.raw, allowed_inputs)
+        for key_node, _ in pairs(inputs):
+            if key_node.raw not in allowed_inputs:
+                suggestion = nearest(key_node.raw, allowed_inputs)
                 expected = "" if suggestion else f"expected {join_words(allowed_inputs)}"
-                add_problem(key.position, f"{quote(key.raw)}, which '{uses.raw}' does not have", expected, suggestion)
-        for name in REQUIRED_INPUTS.get(uses.raw, ()):
-            if entry(inputs, name) is None:
-                add_problem(uses.position, f"'{uses.raw}' without '{name}'", "expected it under 'with'")
+                add_problem(
+                    key_node.position, f"{quote(key_node.raw)}, which '{uses.raw}' does not have", expected, suggestion
+                )
+        for input_name in REQUIRED_INPUTS.get(uses.raw, ()):
+            if entry(inputs, input_name) is None:
+                add_problem(uses.position, f"'{uses.raw}' without '{input_name}'", "expected it under 'with'")

@@ -36,23 +36,23 @@ AddProblem = Callable[..., None]
 
 def check_nodes(root_node: Node, problems: ProblemList) -> None:
     """Report problems of the jobs and events of a pipeline file, except problems with single values."""
-    jobs = [(key, job) for key, job in pairs(child(root_node, "jobs")) if job.kind == OBJECT]
-    for key, job in jobs:
-        _check_steps_or_approval(key, job, problems.add)
+    jobs = [(key_node, job) for key_node, job in pairs(child(root_node, "jobs")) if job.kind == OBJECT]
+    for key_node, job in jobs:
+        _check_steps_or_approval(key_node, job, problems.add)
         _check_steps(job, problems.add)
         check_action_inputs(job, problems.add)
         _check_matrix(child(child(job, "strategy"), "matrix"), problems)
         check_retry(child(job, "retry"), problems.add)
-    check_needs({key.raw: list(needs_of(job)) for key, job in pairs(child(root_node, "jobs"))}, problems)
+    check_needs({key_node.raw: list(needs_of(job)) for key_node, job in pairs(child(root_node, "jobs"))}, problems)
     on = child(root_node, "on")
     if on is not None and on.kind == OBJECT and not on.value:
         problems.add(on.position, "'on' without events", "expected push, pull_request, schedule or manual")
-    for name in ("push", "pull_request"):
-        _check_ignore_lists(child(on, name), problems.add)
+    for event_name in ("push", "pull_request"):
+        _check_ignore_lists(child(on, event_name), problems.add)
     for schedule in items(child(on, "schedule")):
         check_cron(child(schedule, "cron") if schedule.kind == OBJECT else schedule, problems.add)
-    for key, declaration in pairs(child(child(on, "manual"), "inputs")):
-        _check_input(key, declaration, problems.add)
+    for key_node, declaration in pairs(child(child(on, "manual"), "inputs")):
+        _check_input(key_node, declaration, problems.add)
 
 
 # -- jobs
@@ -86,30 +86,30 @@ def _check_steps(job: Node, add_problem: AddProblem) -> None:
     id_positions: dict[str, Position] = {}
     for step in items(child(job, "steps")):
         _check_step(step, add_problem)
-        id = child(step, "id")
-        if id is None or id.kind != TEXT:
+        id_node = child(step, "id")
+        if id_node is None or id_node.kind != TEXT:
             continue
-        if id.value in id_positions:
+        if id_node.value in id_positions:
             add_problem(
-                id.position,
-                f"the id {quote(id.value)} a second time",
-                f"the step in line {id_positions[id.value].line} has it",
+                id_node.position,
+                f"the id {quote(id_node.value)} a second time",
+                f"the step in line {id_positions[id_node.value].line} has it",
             )
-        id_positions.setdefault(id.value, id.position)
+        id_positions.setdefault(id_node.value, id_node.position)
 
 
 def _check_step(step: Node, add_problem: AddProblem) -> None:
     if step.kind != OBJECT:
         return
-    run, uses = entry(step, "run"), entry(step, "uses")
-    if run is None and uses is None and not any(_replaces_run(key.raw) for key, _ in pairs(step)[:50]):
+    run_entry, uses_entry = entry(step, "run"), entry(step, "uses")
+    if run_entry is None and uses_entry is None and not any(_replaces_run(key.raw) for key, _ in pairs(step)[:50]):
         add_problem(step.position, "a step without 'run'", "expected 'run': the command, for the shell")
-    if run is not None and uses is not None:
-        add_problem(uses[0].position, "'uses' beside 'run'", "a step has only one of them: make it two steps")
-    for name in ("shell", "working-directory") if uses is not None and run is None else ():
-        if command_entry := entry(step, name):
-            add_problem(command_entry[0].position, f"{quote(name)} in a step that runs no command", "remove it")
-    if (inputs := entry(step, "with")) and uses is None:
+    if run_entry is not None and uses_entry is not None:
+        add_problem(uses_entry[0].position, "'uses' beside 'run'", "a step has only one of them: make it two steps")
+    for key_name in ("shell", "working-directory") if uses_entry is not None and run_entry is None else ():
+        if command_entry := entry(step, key_name):
+            add_problem(command_entry[0].position, f"{quote(key_name)} in a step that runs no command", "remove it")
+    if (inputs := entry(step, "with")) and uses_entry is None:
         add_problem(inputs[0].position, "'with' in a step without 'uses'", "use 'env' for a command")
 
 
@@ -121,31 +121,33 @@ def _replaces_run(key: str) -> bool:
 def needs_of(job: Node) -> Iterator[Node]:
     """Yield the nodes with the ids of the jobs that a job needs."""
     for need in items(child(job, "needs")):
-        name = child(need, "job") if need.kind == OBJECT else need
-        if name is not None and name.kind == TEXT:
-            yield name
+        name_node = child(need, "job") if need.kind == OBJECT else need
+        if name_node is not None and name_node.kind == TEXT:
+            yield name_node
 
 
 def check_needs(needs: Mapping[str, Sequence[Node]], problems: ProblemList, noun: str = "job") -> None:
     """Report needs that are unknown, repeated or cyclic. `needs` has the nodes of each job's needs, by job id."""
-    graph: dict[str, dict[str, Position]] = {name: {} for name in needs}
-    for name, need_nodes in needs.items():
-        for need in need_nodes:
-            if need.value == name:
-                problems.add(need.position, f"the {noun} {quote(name)} needs itself", "remove this need")
-            elif need.value in graph[name]:
-                problems.add(need.position, f"the need {quote(need.value)} a second time", f"name each {noun} once")
-            elif need.value in needs:
-                graph[name][need.value] = need.position
+    graph: dict[str, dict[str, Position]] = {job_id: {} for job_id in needs}
+    for job_id, need_nodes in needs.items():
+        for need_node in need_nodes:
+            if need_node.value == job_id:
+                problems.add(need_node.position, f"the {noun} {quote(job_id)} needs itself", "remove this need")
+            elif need_node.value in graph[job_id]:
+                problems.add(
+                    need_node.position, f"the need {quote(need_node.value)} a second time", f"name each {noun} once"
+                )
+            elif need_node.value in needs:
+                graph[job_id][need_node.value] = need_node.position
             elif not problems.is_full:
-                other_names = [other_name for other_name in needs if other_name != name]
-                suggestion = nearest(need.value, other_names)
-                listed_names = ", ".join(other_names[:12])
-                expected = f"expected one of: {listed_names}" if other_names else f"there is no other {noun}"
-                message = f"there is no {noun} {quote(need.value)}"
-                problems.add(need.position, message, "" if suggestion else expected, suggestion)
+                other_job_names = [other_name for other_name in needs if other_name != job_id]
+                suggestion = nearest(need_node.value, other_job_names)
+                joined_names = ", ".join(other_job_names[:12])
+                expected = f"expected one of: {joined_names}" if other_job_names else f"there is no other {noun}"
+                message = f"there is no {noun} {quote(need_node.value)}"
+                problems.add(need_node.position, message, "" if suggestion else expected, suggestion)
     for _ in range(MAX_CYCLES):  # The edge that closes a cycle is removed, so that each cycle is reported once.
-        cycle = find_cycle({name: list(edges) for name, edges in graph.items()})
+        cycle = find_cycle({job_id: list(edges) for job_id, edges in graph.items()})
         if not cycle:
             break
         listed_jobs = cycle if len(cycle) <= MAX_LISTED_JOBS else [*cycle[: MAX_LISTED_JOBS - 2], "…", cycle[-1]]
@@ -154,18 +156,18 @@ def check_needs(needs: Mapping[str, Sequence[Node]], problems: ProblemList, noun
 
 
 def _check_matrix(matrix: Node | None, problems: ProblemList) -> None:
-    axes = {key.raw: None for key, _ in pairs(matrix) if key.raw not in ("include", "exclude")}
+    axes = {key_node.raw: None for key_node, _ in pairs(matrix) if key_node.raw not in ("include", "exclude")}
     if matrix is not None and matrix.kind == OBJECT and not axes and child(matrix, "include") is None:
         problems.add(
             matrix.position, "a matrix without axes", 'expected at least one, such as \'python: ["3.12", "3.13"]\''
         )
     for combination in items(child(matrix, "exclude")) if axes else []:
-        for key, _ in pairs(combination):
-            if key.raw not in axes and not problems.is_full:
-                suggestion = nearest(key.raw, axes)
+        for key_node, _ in pairs(combination):
+            if key_node.raw not in axes and not problems.is_full:
+                suggestion = nearest(key_node.raw, axes)
                 expected = f"expected {join_words([*axes][:MAX_LISTED_JOBS])}"
-                message = f"{quote(key.raw)}, which is not an axis of this matrix"
-                problems.add(key.position, message, expected, suggestion)
+                message = f"{quote(key_node.raw)}, which is not an axis of this matrix"
+                problems.add(key_node.position, message, expected, suggestion)
 
 
 def check_retry(retry: Node | None, add_problem: AddProblem) -> None:
@@ -182,11 +184,13 @@ def check_retry(retry: Node | None, add_problem: AddProblem) -> None:
 
 
 def _check_ignore_lists(event: Node | None, add_problem: AddProblem) -> None:
-    for name in ("branches", "tags", "paths"):
-        if entry(event, name) and (ignore_entry := entry(event, f"{name}-ignore")):
-            message = f"'{name}' and '{name}-ignore' together"
+    for key_name in ("branches", "tags", "paths"):
+        if entry(event, key_name) and (ignore_entry := entry(event, f"{key_name}-ignore")):
+            message = f"'{key_name}' and '{key_name}-ignore' together"
             add_problem(
-                ignore_entry[0].position, message, f"use one of them; '{name}' may have patterns that begin with '!'"
+                ignore_entry[0].position,
+                message,
+                f"use one of them; '{key_name}' may have patterns that begin with '!'",
             )
 
 
@@ -218,15 +222,15 @@ def _check_input(key: Node, declaration: Node, add_problem: AddProblem) -> None:
 
 def check_cron(cron: Node | None, add_problem: AddProblem) -> None:
     """Report invalid values in the five fields of a schedule. A wrong number of fields is reported by the reader."""
-    fields = cron.value.split() if cron is not None and cron.kind == TEXT else []
-    if cron is None or len(fields) != len(CRON_FIELDS) or len(cron.value) > MAX_CRON_CHARS:
+    field_texts = cron.value.split() if cron is not None and cron.kind == TEXT else []
+    if cron is None or len(field_texts) != len(CRON_FIELDS) or len(cron.value) > MAX_CRON_CHARS:
         return  # The reader reports this.
-    for field, (field_name, low, high) in zip(fields, CRON_FIELDS, strict=True):
-        for part in field.split(","):
-            if not _is_cron_part(part, field_name, low, high):
+    for field_text, (field_name, low, high) in zip(field_texts, CRON_FIELDS, strict=True):
+        for part_text in field_text.split(","):
+            if not _is_cron_part(part_text, field_name, low, high):
                 add_problem(
                     cron.position,
-                    f"{quote(part)} as the {field_name}",
+                    f"{quote(part_text)} as the {field_name}",
                     f"expected {low} to {high}, '*', 'a-b' or '*/n'",
                 )
 
@@ -238,10 +242,10 @@ def _is_cron_part(part: str, field_name: str, low: int, high: int) -> bool:
         return False
     names = {"month": MONTHS, "weekday": DAYS}.get(field_name, ())
     bounds = [_cron_number(bound, names, low) for bound in match.group(1, 2) if bound is not None]
-    step = match[3]
+    step_text = match[3]
     is_in_range = all(bound is not None and low <= bound <= high for bound in bounds)
     is_in_order = len(bounds) < 2 or not is_in_range or (bounds[0] or 0) <= (bounds[1] or 0)
-    return is_in_range and is_in_order and (step is None or (len(step) < 4 and int(step) > 0))
+    return is_in_range and is_in_order and (step_text is None or (len(step_text) < 4 and int(step_text) > 0))
 
 
 def _cron_number(word: str, names: tuple[str, ...], low: int) -> int | None:

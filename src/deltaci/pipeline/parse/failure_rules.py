@@ -93,7 +93,7 @@ def parse_failure_rules(content: str | bytes, file: str = DEFAULT_FILE) -> Failu
     parsed = _parse_file(content, problems)
     if parsed is None:
         return FailureRulesResult(file=file, rules=None, problems=problems.in_order())
-    file_text, rules, total_ways = content.decode() if isinstance(content, bytes) else content, parsed.value.rules, 0
+    file_text, rules, way_count = content.decode() if isinstance(content, bytes) else content, parsed.value.rules, 0
     first_indices: dict[str, int] = {}
     for index, rule in enumerate(rules):
         position = parsed.positions["rules", index]
@@ -102,8 +102,8 @@ def parse_failure_rules(content: str | bytes, file: str = DEFAULT_FILE) -> Failu
             name_position = parsed.positions["rules", index, "name"]
             problems.add(name_position, f"the name {quote(rule.name)} a second time", "expected another name")
         _check_rule(rule, position, problems)
-        total_ways += _check_pattern(rule, parsed.positions.get(("rules", index, "log"), position), file_text, problems)
-        if total_ways > MAX_WAYS:
+        way_count += _check_pattern(rule, parsed.positions.get(("rules", index, "log"), position), file_text, problems)
+        if way_count > MAX_WAYS:
             problems.add(position, "more patterns with '*', '+' or choices than one file may have", "write letters")
             break
     if problems.has_errors:

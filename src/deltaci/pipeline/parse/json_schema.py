@@ -17,9 +17,9 @@ from deltaci.pipeline.parse.shapes import (
     Shape,
     field_default,
     field_description,
-    options,
+    get_shape,
+    list_options,
     reachable_types,
-    shape,
 )
 from deltaci.protocol.schema_names import schema_name
 
@@ -28,7 +28,7 @@ DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 def schema(root: type[model.FileStruct] = model.Pipeline, title: str = "Delta CI pipeline") -> dict[str, Any]:
     """Return the JSON Schema of files whose top-level object is of the struct type `root`."""
-    definitions = {schema_name(cls): _struct_schema(shape(cls)) for cls in reachable_types(root)}
+    definitions = {schema_name(cls): _struct_schema(get_shape(cls)) for cls in reachable_types(root)}
     return {
         "$schema": DIALECT,
         "title": title,
@@ -54,12 +54,12 @@ def _struct_schema(struct_shape: Shape) -> dict[str, Any]:
     if struct_shape.cls.exactly_one_of:
         object_schema["oneOf"] = [{"required": [name]} for name in struct_shape.cls.exactly_one_of]
     if struct_shape.extra_keys is not None:
-        [option] = options(struct_shape.extra_keys.type)
-        object_schema["additionalProperties"] = _any_of(options(option.type.value_type))
+        [option] = list_options(struct_shape.extra_keys.type)
+        object_schema["additionalProperties"] = _any_of(list_options(option.type.value_type))
     alternatives = [object_schema]
     if struct_shape.cls.shorthand:
         alternatives += [
-            _option_schema(option) for option in options(struct_shape.fields[struct_shape.cls.shorthand].type)
+            _option_schema(option) for option in list_options(struct_shape.fields[struct_shape.cls.shorthand].type)
         ]
     if struct_shape.cls.accepts_key_names:
         key_names_schema: dict[str, Any] = {"enum": [name for name in struct_shape.fields if name != "schedule"]}
@@ -71,7 +71,7 @@ def _struct_schema(struct_shape: Shape) -> dict[str, Any]:
 
 
 def _field_schema(field: FieldInfo) -> dict[str, Any]:
-    schema = {"description": field_description(field), **_any_of(options(field.type))}
+    schema = {"description": field_description(field), **_any_of(list_options(field.type))}
     default = None if field.required else field_default(field)
     if isinstance(default, bool | int | float | str) and default != "":
         schema["default"] = default
@@ -90,7 +90,11 @@ def _alternatives(option: Option) -> list[dict[str, Any]]:
     if isinstance(option.type, inspect.VarTupleType) and option.extra.get("one"):
         return [
             schema,
-            *(item_schema for item in options(option.type.item_type) for item_schema in _alternatives(item)),
+            *(
+                item_schema
+                for item_option in list_options(option.type.item_type)
+                for item_schema in _alternatives(item_option)
+            ),
         ]
     if option.extra.get("condition"):
         return [schema, {"type": "boolean"}]
@@ -116,14 +120,14 @@ def _option_schema(option: Option) -> dict[str, Any]:
         case inspect.LiteralType(values=values):
             return {"enum": list(values)}
         case inspect.VarTupleType():
-            items_schema = _any_of(options(value_type.item_type))
+            items_schema = _any_of(list_options(value_type.item_type))
             return _typed("array", items=items_schema, minItems=value_type.min_length, maxItems=value_type.max_length)
         case inspect.DictType():
-            [key_option] = options(value_type.key_type)
+            [key_option] = list_options(value_type.key_type)
             return _typed(
                 "object",
                 propertyNames=_option_schema(key_option),
-                additionalProperties=_any_of(options(value_type.value_type)),
+                additionalProperties=_any_of(list_options(value_type.value_type)),
                 minProperties=value_type.min_length,
                 maxProperties=value_type.max_length,
             )
@@ -133,7 +137,7 @@ def _option_schema(option: Option) -> dict[str, Any]:
 
 def _typed(json_type: str, **limits: Any) -> dict[str, Any]:
     """Return a schema of this JSON type with the limits that are not None."""
-    return {"type": json_type, **{name: value for name, value in limits.items() if value is not None}}
+    return {"type": json_type, **{limit_name: limit for limit_name, limit in limits.items() if limit is not None}}
 
 
 def _javascript_pattern(pattern: str, *, allows_expressions: bool) -> str:

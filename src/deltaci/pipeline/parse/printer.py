@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from deltaci.pipeline import model
-from deltaci.pipeline.parse.shapes import field_default, shape
+from deltaci.pipeline.parse.shapes import field_default, get_shape
 from deltaci.pipeline.parse.yaml import TEXT, needs_escapes, resolve_scalar
 
 # Texts that every YAML parser reads as text without quotes, except the reserved words below.
@@ -25,12 +25,12 @@ def format_pipeline(pipeline: model.Pipeline) -> str:
 
 def to_plain(struct: model.FileStruct) -> dict[str, Any]:
     """Return the keys of a struct with builtin values, in the order of the model, without default values."""
-    struct_shape = shape(type(struct))
+    struct_shape = get_shape(type(struct))
     plain_values: dict[str, Any] = {}
-    for name, field in struct_shape.fields.items():
+    for key, field in struct_shape.fields.items():
         value = getattr(struct, field.name)
         if field.required or value != field_default(field):
-            plain_values[name] = _plain_value(value)
+            plain_values[key] = _plain_value(value)
     extra_keys = struct_shape.extra_keys
     return (_plain_value(getattr(struct, extra_keys.name)) if extra_keys is not None else {}) | plain_values
 
@@ -49,18 +49,16 @@ def _plain_value(value: Any) -> Any:
 def _lines(value: Any, depth: int) -> Iterator[str]:
     """Yield the YAML lines of an object or a list, indented by `depth` levels."""
     indentation = "  " * depth
-    for name, item_value in value.items() if isinstance(value, dict) else ((None, list_item) for list_item in value):
-        prefix = (
-            f"{indentation}-" if name is None else f"{indentation}{name if name == ON else _quote_if_needed(name)}:"
-        )
+    for key, item_value in value.items() if isinstance(value, dict) else ((None, list_item) for list_item in value):
+        prefix = f"{indentation}-" if key is None else f"{indentation}{key if key == ON else _quote_if_needed(key)}:"
         if isinstance(item_value, dict | list) and item_value and not _is_short(item_value):
-            lines = list(_lines(item_value, depth + 1))
-            if name is None and isinstance(item_value, dict):  # The first key follows the dash on the same line.
-                yield f"{prefix} {lines[0].lstrip()}"
-                yield from lines[1:]
+            inner_lines = list(_lines(item_value, depth + 1))
+            if key is None and isinstance(item_value, dict):  # The first key follows the dash on the same line.
+                yield f"{prefix} {inner_lines[0].lstrip()}"
+                yield from inner_lines[1:]
             else:
                 yield prefix
-                yield from lines
+                yield from inner_lines
         elif isinstance(item_value, str) and _is_block(item_value):
             yield f"{prefix} |" if item_value.endswith("\n") else f"{prefix} |-"
             yield from (f"{indentation}  {line}" if line else "" for line in item_value.removesuffix("\n").split("\n"))

@@ -85,14 +85,14 @@ class ProblemList:
 
 def format_with_source(problem: Problem, text: str) -> str:
     """Return the problem, followed by the line of the file at its position and a caret below the column."""
-    lines = text.removeprefix("\ufeff").split("\n")
-    if problem.line > len(lines):
+    source_lines = text.removeprefix("\ufeff").split("\n")
+    if problem.line > len(source_lines):
         return str(problem)
-    line = lines[problem.line - 1].rstrip("\r")
+    source_line = source_lines[problem.line - 1].rstrip("\r")
     # Of a very long line, only the part around the column is displayed.
     excerpt_start = max(0, problem.column - 1 - MAX_LINE_CHARS // 2)
     excerpt = "".join(
-        char if char.isprintable() else " " for char in line[excerpt_start : excerpt_start + MAX_LINE_CHARS]
+        char if char.isprintable() else " " for char in source_line[excerpt_start : excerpt_start + MAX_LINE_CHARS]
     )
     line_number = str(problem.line)
     caret = " " * (problem.column - 1 - excerpt_start) + "^"
@@ -104,16 +104,18 @@ def position_within(source: str, position: Position, text: str, offset: int) -> 
 
     Return `position` itself if the text differs from its source, as a quoted or folded value may.
     """
-    lines = [source_line.rstrip("\r") for source_line in source.removeprefix("\ufeff").split("\n")]
-    source_line = lines[position.line - 1] if position.line <= len(lines) else ""
+    source_lines = [source_line.rstrip("\r") for source_line in source.removeprefix("\ufeff").split("\n")]
+    source_line = source_lines[position.line - 1] if position.line <= len(source_lines) else ""
     for quote_length in (0, 1):
         if source_line[position.column - 1 + quote_length :].startswith(text):
             return Position(position.line, position.column + quote_length + offset)
     line_index, text_column = text.count("\n", 0, offset), offset - (text.rfind("\n", 0, offset) + 1)
     text_line = text.split("\n")[line_index]
-    is_literal_block = source_line[position.column - 1 :].startswith("|") and position.line + line_index < len(lines)
-    if is_literal_block and lines[position.line + line_index].endswith(text_line):
-        indentation = len(lines[position.line + line_index]) - len(text_line)
+    is_literal_block = source_line[position.column - 1 :].startswith("|") and position.line + line_index < len(
+        source_lines
+    )
+    if is_literal_block and source_lines[position.line + line_index].endswith(text_line):
+        indentation = len(source_lines[position.line + line_index]) - len(text_line)
         return Position(position.line + line_index + 1, indentation + text_column + 1)
     return position
 
@@ -135,6 +137,6 @@ def join_words(words: Iterable[str], conjunction: str = "or") -> str:
     return f"{', '.join(first_words)} {conjunction} {last_word}" if first_words else last_word
 
 
-def errors(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+def select_errors(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """Return the problems that are not warnings: they prevent a plan."""
     return tuple(problem for problem in problems if not problem.is_warning)

@@ -24,8 +24,8 @@ from deltaci.pipeline.parse.shapes import (
     describe_option,
     describe_options,
     field_description,
-    options,
-    shape,
+    get_shape,
+    list_options,
 )
 from deltaci.pipeline.parse.yaml import (
     BOOL,
@@ -112,14 +112,14 @@ class _Reader:
         self.expressions: list[SourceExpression] = []
 
     def read_value(self, node: Node, type: Any, path: Path, owner: Position) -> Any:
-        """Convert a node to a value of `type`.
+        """Convert a node to a value of `type`. Return `_INVALID` after reporting a problem if the node does not fit.
 
         `owner` is the position at which missing keys and values are reported.
         """
         self.positions[path] = node.position
         if node.style == REJECTED:
             return _INVALID
-        allowed = options(type)
+        allowed = list_options(type)
         for option in allowed:
             if self._fits(node, option):
                 return self._read_option(node, option, allowed, path, owner)
@@ -158,7 +158,7 @@ class _Reader:
 
     def _fits_shorthand(self, node: Node, cls: type[model.FileStruct]) -> bool:
         """Return whether a node is of a kind that the shorthand key of a struct allows."""
-        return any(self._fits(node, option) for option in options(shape(cls).fields[cls.shorthand].type))
+        return any(self._fits(node, option) for option in list_options(get_shape(cls).fields[cls.shorthand].type))
 
     def _read_option(self, node: Node, option: Option, allowed: list[Option], path: Path, owner: Position) -> Any:
         """Convert a node that fits an option. `allowed` are all options of the value, for messages."""
@@ -180,30 +180,33 @@ class _Reader:
             case inspect.VarTupleType():
                 return self._read_list(node, option, path, owner)
             case inspect.StructType(cls=cls):
-                return self._read_struct(node, shape(cls), path, owner)
+                return self._read_struct(node, get_shape(cls), path, owner)
             case _:
                 return self._read_dict(node, option, path)
 
     # -- scalars
 
     def _read_text(self, node: Node, option: Option, allowed: list[Option], path: Path) -> Any:
-        type, extra = option.type, option.extra
+        text_type, extra = option.type, option.extra
         text = node.value if node.kind == TEXT else node.raw.lower()  # `if: true` is a condition, too.
         allows_scalar = (
-            any(isinstance(allowed_option.type, inspect.IntType) for allowed_option in allowed) and not type.pattern
+            any(isinstance(allowed_option.type, inspect.IntType) for allowed_option in allowed)
+            and not text_type.pattern
         )
-        if len(text) > (type.max_length or model.MAX_TEXT):
+        if len(text) > (text_type.max_length or model.MAX_TEXT):
             return self._report(
-                node, f"a text of {len(text):,} characters", f"expected at most {type.max_length or model.MAX_TEXT:,}"
+                node,
+                f"a text of {len(text):,} characters",
+                f"expected at most {text_type.max_length or model.MAX_TEXT:,}",
             )
         is_interpolated = "${{" in text and bool(extra.get("expressions"))  # The final text is not known yet.
-        if type.pattern and not re.search(type.pattern, text) and not is_interpolated:
+        if text_type.pattern and not re.search(text_type.pattern, text) and not is_interpolated:
             suggestion = BOOLEAN_WORDS.get(text.lower(), "") if self._allows_boolean(allowed) else ""
             hint = "; remove the quotes" if node.style and self._allows_number(allowed) and _is_numeric(text) else ""
             return self._report(node, node.describe(), f"expected {describe_options(allowed)}{hint}", suggestion)
-        if len(text) < (type.min_length or 0):
+        if len(text) < (text_type.min_length or 0):
             return self._report(node, "an empty text", f"expected {describe_options(allowed)}")
-        is_evaluated = extra.get("expressions") or extra.get("condition") or type.pattern == model.EXPRESSION
+        is_evaluated = extra.get("expressions") or extra.get("condition") or text_type.pattern == model.EXPRESSION
         if "${{" in text and not is_evaluated:
             return self._report(
                 node, f"an expression, {quote(text)}", "nothing is evaluated here: write the text itself"
@@ -220,7 +223,7 @@ class _Reader:
         return text
 
     def _read_number(self, node: Node, option: Option, allowed: list[Option]) -> Any:
-        type, number = option.type, node.value
+        number_type, number = option.type, node.value
         allows_text = any(
             isinstance(allowed_option.type, inspect.StrType) and not allowed_option.type.pattern
             for allowed_option in allowed
@@ -231,10 +234,12 @@ class _Reader:
         if allows_text and (node.raw != str(number) or (isinstance(number, float) and number.is_integer())):
             message = f"the number {node.raw}, which is read as {_format_number(number)}"
             return self._report(node, message, f"put it in quotes: '{node.raw}'")
-        is_too_low = (type.ge is not None and number < type.ge) or (type.gt is not None and number <= type.gt)
-        if is_too_low or (type.le is not None and number > type.le):
+        is_too_low = (number_type.ge is not None and number < number_type.ge) or (
+            number_type.gt is not None and number <= number_type.gt
+        )
+        if is_too_low or (number_type.le is not None and number > number_type.le):
             return self._report(node, node.describe(), f"expected {describe_options(allowed)}")
-        return float(number) if isinstance(type, inspect.FloatType) else number
+        return float(number) if isinstance(number_type, inspect.FloatType) else number
 
     def _report(self, node: Node, found: str, expected: str, suggestion: str = "") -> Any:
         """Report a problem at a node. Return `_INVALID`."""
@@ -255,8 +260,8 @@ class _Reader:
         elif isinstance(path[-1], str):
             message = f"{message} as {quote(path[-1])}"
         if node.kind == NULL:
-            key = quote(str(path[-1])) if path and isinstance(path[-1], str) else ""
-            message = f"nothing after {key}" if key else "nothing"
+            key_text = quote(str(path[-1])) if path and isinstance(path[-1], str) else ""
+            message = f"nothing after {key_text}" if key_text else "nothing"
             self.problems.add(owner, message, expected)
             return _INVALID
         allows_text = any(isinstance(option.type, inspect.StrType) for option in allowed)
@@ -276,16 +281,18 @@ class _Reader:
     # -- lists and objects
 
     def _read_list(self, node: Node, option: Option, path: Path, owner: Position) -> Any:
-        type, items = option.type, node.value if node.kind == LIST else [node]
-        if len(items) < (type.min_length or 0):
+        list_type, item_nodes = option.type, node.value if node.kind == LIST else [node]
+        if len(item_nodes) < (list_type.min_length or 0):
             return self._report(
-                node, "an empty list", f"expected at least one: {describe_options(options(type.item_type))}"
+                node, "an empty list", f"expected at least one: {describe_options(list_options(list_type.item_type))}"
             )
-        if type.max_length is not None and len(items) > type.max_length:
-            return self._report(node, f"a list of {len(items):,}", f"expected at most {type.max_length:,}")
+        if list_type.max_length is not None and len(item_nodes) > list_type.max_length:
+            return self._report(node, f"a list of {len(item_nodes):,}", f"expected at most {list_type.max_length:,}")
         values = [
-            self.read_value(item, type.item_type, (*path, index), item.position if node.kind == LIST else owner)
-            for index, item in enumerate(items)
+            self.read_value(
+                item_node, list_type.item_type, (*path, index), item_node.position if node.kind == LIST else owner
+            )
+            for index, item_node in enumerate(item_nodes)
         ]
         return _INVALID if _INVALID in values else tuple(values)
 
@@ -304,24 +311,26 @@ class _Reader:
         return node.value
 
     def _read_dict(self, node: Node, option: Option, path: Path) -> Any:
-        type, values = option.type, {}
-        if len(node.value) < (type.min_length or 0):
+        dict_type, values = option.type, {}
+        if len(node.value) < (dict_type.min_length or 0):
             noun = "jobs" if path == ("jobs",) else "keys"
             return self._report(node, f"an object without {noun}", "expected at least one")
-        if type.max_length is not None and len(node.value) > type.max_length:
-            return self._report(node, f"an object of {len(node.value):,} keys", f"expected at most {type.max_length:,}")
-        for key, value in node.value:
-            name = self._read_key(key, type.key_type)
-            values[name] = self.read_value(value, type.value_type, (*path, key.raw), key.position)
+        if dict_type.max_length is not None and len(node.value) > dict_type.max_length:
+            return self._report(
+                node, f"an object of {len(node.value):,} keys", f"expected at most {dict_type.max_length:,}"
+            )
+        for key_node, value_node in node.value:
+            name = self._read_key(key_node, dict_type.key_type)
+            values[name] = self.read_value(value_node, dict_type.value_type, (*path, key_node.raw), key_node.position)
         return _INVALID if _INVALID in values or _INVALID in values.values() else values
 
-    def _read_key(self, key: Node, type: Any) -> Any:
+    def _read_key(self, key_node: Node, type: Any) -> Any:
         """Return the text of a key, or report that it violates the limits of `type`."""
-        [option] = options(type)
+        [option] = list_options(type)
         text_type = option.type
-        if re.search(text_type.pattern, key.raw) and len(key.raw) <= text_type.max_length:
-            return key.raw
-        self.problems.add(key.position, f"the name {quote(key.raw)}", f"expected {describe_option(option)}")
+        if re.search(text_type.pattern, key_node.raw) and len(key_node.raw) <= text_type.max_length:
+            return key_node.raw
+        self.problems.add(key_node.position, f"the name {quote(key_node.raw)}", f"expected {describe_option(option)}")
         return _INVALID
 
     def _read_struct(self, node: Node, struct_shape: Shape, path: Path, owner: Position) -> Any:
@@ -331,16 +340,16 @@ class _Reader:
         field_values: dict[str, Any] = {}
         extra_values: dict[str, Any] = {}
         intended: set[str] = set()  # Keys that were probably intended by unknown keys: not reported as missing as well.
-        for key, value in node.value:
-            key_path = (*path, key.raw)
-            if field := struct_shape.fields.get(key.raw):
-                field_values[field.name] = self.read_value(value, field.type, key_path, key.position)
+        for key_node, value_node in node.value:
+            key_path = (*path, key_node.raw)
+            if field := struct_shape.fields.get(key_node.raw):
+                field_values[field.name] = self.read_value(value_node, field.type, key_path, key_node.position)
             elif struct_shape.extra_keys is not None:
-                [option] = options(struct_shape.extra_keys.type)
-                name = self._read_key(key, option.type.key_type)
-                extra_values[name] = self.read_value(value, option.type.value_type, key_path, key.position)
+                [option] = list_options(struct_shape.extra_keys.type)
+                name = self._read_key(key_node, option.type.key_type)
+                extra_values[name] = self.read_value(value_node, option.type.value_type, key_path, key_node.position)
             else:
-                intended.add(self._report_unknown_key(key, struct_shape))
+                intended.add(self._report_unknown_key(key_node, struct_shape))
         missing = [
             name for name, field in struct_shape.fields.items() if field.required and field.name not in field_values
         ]
@@ -352,7 +361,7 @@ class _Reader:
             intended
             or missing
             or _INVALID in extra_values
-            or any(value is _INVALID for value in (*field_values.values(), *extra_values.values()))
+            or any(value_node is _INVALID for value_node in (*field_values.values(), *extra_values.values()))
         ):
             return _INVALID
         extra_fields = {struct_shape.extra_keys.name: extra_values} if struct_shape.extra_keys is not None else {}

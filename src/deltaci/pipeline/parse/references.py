@@ -104,13 +104,13 @@ class _JobScope:
         """The names of the job's outputs; None if it also has an output file, whose keys are unknown."""
         if child(self._job, "output-path") is not None:
             return None
-        return _NameList(key.raw for key, _ in pairs(child(self._job, "outputs")))
+        return _NameList(key_node.raw for key_node, _ in pairs(child(self._job, "outputs")))
 
     @cached_property
     def steps(self) -> _NameList:
         """The ids of the steps."""
-        ids = (child(step, "id") for step in items(child(self._job, "steps")))
-        return _NameList(id.value for id in ids if id is not None and id.kind == TEXT)
+        id_nodes = (child(step, "id") for step in items(child(self._job, "steps")))
+        return _NameList(id_node.value for id_node in id_nodes if id_node is not None and id_node.kind == TEXT)
 
     @cached_property
     def axes(self) -> _NameList | None:
@@ -121,14 +121,14 @@ class _JobScope:
         include_node = child(matrix, "include")
         if matrix.kind != OBJECT or (include_node is not None and include_node.kind != LIST):
             return None
-        axes = [key.raw for key, _ in pairs(matrix) if key.raw not in ("include", "exclude")]
-        added_keys = [key.raw for combination in items(include_node) for key, _ in pairs(combination)]
+        axes = [key_node.raw for key_node, _ in pairs(matrix) if key_node.raw not in ("include", "exclude")]
+        added_keys = [key_node.raw for combination in items(include_node) for key_node, _ in pairs(combination)]
         return _NameList(dict.fromkeys([*axes, *added_keys]))
 
     @cached_property
     def secrets(self) -> _NameList:
         """The names of the secrets that the job gets."""
-        return _NameList(name.value for name in items(child(self._job, "secrets")) if name.kind == TEXT)
+        return _NameList(name_node.value for name_node in items(child(self._job, "secrets")) if name_node.kind == TEXT)
 
 
 class _ExpressionChecker:
@@ -162,14 +162,14 @@ class _ExpressionChecker:
                     self._check_reference(reference, scope, source_expression)
 
     def _parse_expression(self, source_expression: SourceExpression) -> tuple[Expression, ...]:
-        key = (source_expression.text, source_expression.is_condition)
-        if key not in self._parsed:
+        cache_key = (source_expression.text, source_expression.is_condition)
+        if cache_key not in self._parsed:
             if source_expression.is_condition:
                 condition = parse_bare_condition(source_expression.text)
-                self._parsed[key] = (condition,) if condition is not None else ()
+                self._parsed[cache_key] = (condition,) if condition is not None else ()
             else:
-                self._parsed[key] = parse_template(source_expression.text).expressions
-        return self._parsed[key]
+                self._parsed[cache_key] = parse_template(source_expression.text).expressions
+        return self._parsed[cache_key]
 
     def _check_reference(
         self, reference: ContextReference, scope: _JobScope | None, source_expression: SourceExpression
@@ -218,16 +218,18 @@ class _ExpressionChecker:
 
     def _need_problems(self, reference: ContextReference, scope: _JobScope) -> Iterator[tuple[str, str, str]]:
         """Like `_reference_problems`, for a reference to the context `needs`."""
-        name, *keys = reference.keys
-        need = scope.needs.find(name)
+        need_name, *property_keys = reference.keys
+        need = scope.needs.find(need_name)
         if need is None:
-            suggestion = nearest(name, scope.needs)
-            expected = "add it to its 'needs'" if self._job_names.find(name) else _one_of(scope.needs, "it needs none")
-            message = f"the job {quote(name)}, which this job does not need"
+            suggestion = nearest(need_name, scope.needs)
+            expected = (
+                "add it to its 'needs'" if self._job_names.find(need_name) else _one_of(scope.needs, "it needs none")
+            )
+            message = f"the job {quote(need_name)}, which this job does not need"
             yield message, "" if suggestion else expected, suggestion
             return
         outputs = self._scopes[need].outputs if need in self._scopes else None
-        match keys:
+        match property_keys:
             case ["outputs", str() as output, *_] if output != ANY_KEY and outputs is not None:
                 yield from _check_name("the output", output, outputs, f"{quote(need)} has no 'outputs'")
             case [property, *_] if property != ANY_KEY:
@@ -255,10 +257,10 @@ def check_patterns(root_node: Node, source: str, problems: ProblemList) -> None:
     """Report invalid patterns of branches, tags and paths in the events and jobs of a file."""
     on = child(root_node, "on")
     for event in (child(on, "push"), child(on, "pull_request"), *items(child(on, "schedule"))):
-        for name in ("branches", "branches-ignore", "tags", "tags-ignore"):
-            check_pattern_list(child(event, name), source, problems, is_branch=True)
-        for name in ("paths", "paths-ignore"):
-            check_pattern_list(child(event, name), source, problems, is_branch=False)
+        for key_name in ("branches", "branches-ignore", "tags", "tags-ignore"):
+            check_pattern_list(child(event, key_name), source, problems, is_branch=True)
+        for key_name in ("paths", "paths-ignore"):
+            check_pattern_list(child(event, key_name), source, problems, is_branch=False)
     for _, job in pairs(child(root_node, "jobs")):
         check_pattern_list(child(job, "paths"), source, problems, is_branch=False)
 
@@ -283,17 +285,17 @@ def check_pattern_list(node: Node | None, source: str, problems: ProblemList, *,
 
 def check_pipeline(pipeline: model.Pipeline, positions: Mapping[Path, Position], problems: ProblemList) -> bool:
     """Report problems of the matrices and projects of a pipeline without other errors. Return whether it has none."""
-    result = ParseResult(file=problems.file, pipeline=pipeline, positions=dict(positions))
+    parse_result = ParseResult(file=problems.file, pipeline=pipeline, positions=dict(positions))
     for name, job in pipeline.jobs.items():
         for path, message, is_warning in _matrix_problems(name, job):
-            position = result.position("jobs", name, "strategy", *path)
+            position = parse_result.position("jobs", name, "strategy", *path)
             problems.add(position, *split_message(message), is_warning=is_warning)
         for index, project_name in enumerate(job.project):
             if project_name not in pipeline.projects:
                 suggestion = nearest(project_name, pipeline.projects)
                 expected = "" if suggestion else _one_of(pipeline.projects, "declare it under 'projects'")
                 problems.add(
-                    result.position("jobs", name, "project", index),
+                    parse_result.position("jobs", name, "project", index),
                     f"there is no project {quote(project_name)}",
                     expected,
                     suggestion,
@@ -305,7 +307,7 @@ def check_pipeline(pipeline: model.Pipeline, positions: Mapping[Path, Position],
                 normalize_folder(folder, f"the folder of project {quote(name)}")
             except Refused as refused:
                 message, _, expected = str(refused).partition("; ")
-                problems.add(result.position("projects", name, key), message, expected)
+                problems.add(parse_result.position("projects", name, key), message, expected)
     return not problems.has_errors
 
 
@@ -314,10 +316,10 @@ def _matrix_problems(name: str, job: model.Job) -> Iterator[tuple[Path, str, boo
     strategy = job.strategy
     if strategy is None or isinstance(strategy.matrix, str) or OPEN in str(msgspec.to_builtins(strategy)):
         return
-    matrix: dict[str, Any] = {key: list(values) for key, values in strategy.matrix.axes.items()}
-    for key, rows in (("include", strategy.matrix.include), ("exclude", strategy.matrix.exclude)):
+    matrix: dict[str, Any] = {matrix_key: list(values) for matrix_key, values in strategy.matrix.axes.items()}
+    for matrix_key, rows in (("include", strategy.matrix.include), ("exclude", strategy.matrix.exclude)):
         if rows:
-            matrix[key] = list(rows)
+            matrix[matrix_key] = list(rows)
     try:
         expansion = expand(name, {"matrix": matrix})
     except MatrixError as error:

@@ -71,36 +71,36 @@ class Shape(NamedTuple):
 
 
 @cache
-def shape(cls: type[model.FileStruct]) -> Shape:
+def get_shape(cls: type[model.FileStruct]) -> Shape:
     """Return the shape of a struct type."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(cls)}
     extra_keys = fields.pop(cls.extra_keys) if cls.extra_keys else None
     return Shape(cls, fields, extra_keys)
 
 
-def options(type_hint: Any, metas: tuple[Meta, ...] = ()) -> list[Option]:
+def list_options(type_hint: Any, outer_metas: tuple[Meta, ...] = ()) -> list[Option]:
     """Return the kinds of values that a type annotation allows, except None, which stands for an absent key.
 
-    `metas` are the annotations around the type.
+    `outer_metas` are the annotations around the type.
     """
     if get_origin(type_hint) is Annotated:
-        annotated_type, *inner_metas = get_args(type_hint)
-        return options(annotated_type, (*inner_metas, *metas))
+        annotated_type, *annotated_metas = get_args(type_hint)
+        return list_options(annotated_type, (*annotated_metas, *outer_metas))
     if get_origin(type_hint) in (UnionType, Union):
         # Limits are given for each member of a union; only `extra` may be given for the union.
-        extra_metas = tuple(Meta(extra=meta.extra) for meta in metas)
-        return [option for member in get_args(type_hint) for option in options(member, extra_metas)]
+        extra_metas = tuple(Meta(extra=meta.extra) for meta in outer_metas)
+        return [option for union_member in get_args(type_hint) for option in list_options(union_member, extra_metas)]
     if type_hint is None or type_hint is NoneType:
         return []
-    extra = {name: value for meta in metas for name, value in (meta.extra or {}).items()}
-    return [Option(_inspect_type(type_hint, metas), extra)]
+    extra = {name: value for meta in outer_metas for name, value in (meta.extra or {}).items()}
+    return [Option(_inspect_type(type_hint, outer_metas), extra)]
 
 
 def _inspect_type(type_hint: Any, metas: tuple[Meta, ...]) -> Any:
     """Return the `msgspec.inspect` type of a type annotation that is no union, with the limits of `metas`."""
 
     # `msgspec.inspect.type_info` would return these types, but a process that used it may crash at exit.
-    def limits(*names: str) -> dict[str, Any]:
+    def collect_limits(*names: str) -> dict[str, Any]:
         name_values = ((name, getattr(meta, name)) for meta in metas for name in names)
         return {name: value for name, value in name_values if value is not None}
 
@@ -108,17 +108,17 @@ def _inspect_type(type_hint: Any, metas: tuple[Meta, ...]) -> Any:
     if type_hint is Any:
         return inspect.AnyType()
     if type_hint is str:
-        return inspect.StrType(**limits("min_length", "max_length", "pattern"))
+        return inspect.StrType(**collect_limits("min_length", "max_length", "pattern"))
     if type_hint is bool:
         return inspect.BoolType()
     if type_hint in (int, float):
-        return (inspect.IntType if type_hint is int else inspect.FloatType)(**limits("gt", "ge", "lt", "le"))
+        return (inspect.IntType if type_hint is int else inspect.FloatType)(**collect_limits("gt", "ge", "lt", "le"))
     if get_origin(type_hint) is Literal:
         return inspect.LiteralType(arguments)
     if get_origin(type_hint) is tuple:
-        return inspect.VarTupleType(arguments[0], **limits("min_length", "max_length"))
+        return inspect.VarTupleType(arguments[0], **collect_limits("min_length", "max_length"))
     if get_origin(type_hint) is dict:
-        return inspect.DictType(*arguments, **limits("min_length", "max_length"))
+        return inspect.DictType(*arguments, **collect_limits("min_length", "max_length"))
     return inspect.StructType(type_hint, ())
 
 
@@ -157,14 +157,14 @@ def describe_option(option: Option) -> str:
         case inspect.LiteralType(values=values):
             return f"one of: {', '.join(map(str, values))}"
         case inspect.VarTupleType(item_type=item):
-            item_description = describe_options(options(item))
+            item_description = describe_options(list_options(item))
             if option.extra.get("one"):
                 return f"{item_description}, or a list of them"
             return f"a list of: {item_description}"
         case inspect.StructType(cls=cls):
-            return describe_shape(shape(cls))
+            return describe_shape(get_shape(cls))
         case _:
-            return f"names, each with {describe_options(options(option.type.value_type))}"
+            return f"names, each with {describe_options(list_options(option.type.value_type))}"
 
 
 def describe_shape(struct_shape: Shape) -> str:
@@ -178,7 +178,7 @@ def describe_shape(struct_shape: Shape) -> str:
     if struct_shape.cls.accepts_key_names:
         return f"{join_words(list(struct_shape.fields))}, a list of them, or an object"
     if struct_shape.cls.shorthand:
-        shorthand_options = options(struct_shape.fields[struct_shape.cls.shorthand].type)
+        shorthand_options = list_options(struct_shape.fields[struct_shape.cls.shorthand].type)
         return f"{describe_options(shorthand_options)}, or {object_description}"
     return object_description
 
@@ -206,7 +206,7 @@ def reachable_types(root: type[model.FileStruct]) -> tuple[type[model.FileStruct
 def _struct_types(type_hint: Any) -> list[type[model.FileStruct]]:
     """Return the struct types that a type annotation contains, directly or in lists and dicts."""
     struct_types: list[type[model.FileStruct]] = []
-    for option in options(type_hint):
+    for option in list_options(type_hint):
         match option.type:
             case inspect.StructType(cls=cls) if issubclass(cls, model.FileStruct):
                 struct_types.append(cls)
@@ -232,7 +232,7 @@ class Vocabulary:
         nouns_by_key: dict[str, list[str]] = {}
         for cls, noun in self._nouns.items():
             assert issubclass(cls, model.FileStruct)
-            for key in shape(cls).fields:
+            for key in get_shape(cls).fields:
                 nouns_by_key.setdefault(key, []).append(noun)
         return {key: tuple(nouns) for key, nouns in nouns_by_key.items()}
 

@@ -77,41 +77,41 @@ def check_rules(rules: Node | None, file_text: str, problems: ProblemList, *, is
 def _check_kinds(rule: Node, problems: ProblemList, *, is_workstream: bool) -> None:
     """Report a rule that is not of exactly one allowed kind, keys that its kind lacks, and `mergeable: false`."""
     allowed_kinds = RULE_KINDS if is_workstream else tuple(kind for kind in RULE_KINDS if kind not in WORKSTREAM_KINDS)
-    kinds = [name for name in RULE_KINDS if entry(rule, name)]
-    for name in kinds if not is_workstream else ():
-        if name in WORKSTREAM_KINDS and (pair := entry(rule, name)):
+    kinds = [key_name for key_name in RULE_KINDS if entry(rule, key_name)]
+    for key_name in kinds if not is_workstream else ():
+        if key_name in WORKSTREAM_KINDS and (pair := entry(rule, key_name)):
             expected = "only a workstream has commits of its own; remove it, or write a workstream file"
-            problems.add(pair[0].position, f"{quote(name)} in a pipeline", expected)
+            problems.add(pair[0].position, f"{quote(key_name)} in a pipeline", expected)
     if len(kinds) != 1:
         message = f"a rule with {join_words(kinds, 'and')}" if kinds else "a rule that requires nothing"
         problems.add(rule.position, message, f"expected exactly one of: {', '.join(allowed_kinds)}")
-    for name, kind in REQUIRED_KINDS.items():
-        if (key_and_value := entry(rule, name)) and kind not in kinds:
+    for key_name, kind in REQUIRED_KINDS.items():
+        if (key_and_value := entry(rule, key_name)) and kind not in kinds:
             problems.add(
-                key_and_value[0].position, f"{quote(name)} without {quote(kind)}", f"expected {quote(kind)} as well"
+                key_and_value[0].position, f"{quote(key_name)} without {quote(kind)}", f"expected {quote(kind)} as well"
             )
     mergeable = child(rule, "mergeable")
     if mergeable is not None and mergeable.kind == BOOL and not mergeable.value:
         problems.add(mergeable.position, "'mergeable: false', which requires nothing", "expected true, or no such rule")
 
 
-def _check_number(number: Node | None, file_text: str, problems: ProblemList) -> None:
-    if number is None or number.kind != OBJECT:
+def _check_number(number_node: Node | None, file_text: str, problems: ProblemList) -> None:
+    if number_node is None or number_node.kind != OBJECT:
         return
-    bounds = dict(_bounds(number))
-    if not entry(number, "min") and not entry(number, "max"):
-        problems.add(number.position, "a number without limits", "expected 'min', 'max' or both")
+    bounds = dict(_bounds(number_node))
+    if not entry(number_node, "min") and not entry(number_node, "max"):
+        problems.add(number_node.position, "a number without limits", "expected 'min', 'max' or both")
     if len(bounds) == 2 and bounds["min"].value > bounds["max"].value:
         expected = f"expected at most 'max', {bounds['max'].raw}"
         problems.add(bounds["min"].position, f"a 'min' of {bounds['min'].raw}", expected)
-    _check_text(child(number, "at"), file_text, problems, report_paths.parse)
+    _check_text(child(number_node, "at"), file_text, problems, report_paths.parse)
 
 
-def _bounds(number: Node) -> Iterator[tuple[str, Node]]:
+def _bounds(number_node: Node) -> Iterator[tuple[str, Node]]:
     """Yield the keys `min` and `max` that have a number, with its node."""
-    for key, value in pairs(number):
-        if key.raw in ("min", "max") and value.kind == NUMBER:
-            yield key.raw, value
+    for key_node, value_node in pairs(number_node):
+        if key_node.raw in ("min", "max") and value_node.kind == NUMBER:
+            yield key_node.raw, value_node
 
 
 def _check_text(node: Node | None, file_text: str, problems: ProblemList, parse: Callable[[str], object]) -> None:

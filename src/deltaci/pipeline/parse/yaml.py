@@ -234,27 +234,29 @@ class _Builder:
         """Return keys and values of an object, with merged ones (`<<`). Report invalid and repeated keys."""
         direct_pairs: dict[str, tuple[Node, Node]] = {}
         merged_pairs: dict[str, tuple[Node, Node]] = {}
-        for key, value in zip(children[::2], children[1::2], strict=True):
-            if key.kind in (LIST, OBJECT):
+        for key_node, value_node in zip(children[::2], children[1::2], strict=True):
+            if key_node.kind in (LIST, OBJECT):
                 self.problems.add(
-                    key.position, f"{key.describe()} as a key", "expected a text; quote it if it begins with { or ["
+                    key_node.position,
+                    f"{key_node.describe()} as a key",
+                    "expected a text; quote it if it begins with { or [",
                 )
-            elif key.raw == "<<" and key.is_plain:
-                for pair in self._merged_pairs(value):
+            elif key_node.raw == "<<" and key_node.is_plain:
+                for pair in self._merged_pairs(value_node):
                     merged_pairs.setdefault(pair[0].raw, pair)
-            elif key.raw in direct_pairs:
-                first_position = direct_pairs[key.raw][0].position
-                message = f"the key {quote(key.raw)} a second time"
+            elif key_node.raw in direct_pairs:
+                first_position = direct_pairs[key_node.raw][0].position
+                message = f"the key {quote(key_node.raw)} a second time"
                 self.problems.add(
-                    key.position, message, f"it is already in line {first_position.line}: remove one of them"
+                    key_node.position, message, f"it is already in line {first_position.line}: remove one of them"
                 )
             else:
-                direct_pairs[key.raw] = (key, value)
+                direct_pairs[key_node.raw] = (key_node, value_node)
         return [*direct_pairs.values(), *(pair for name, pair in merged_pairs.items() if name not in direct_pairs)]
 
-    def _merged_pairs(self, value: Node) -> Iterator[tuple[Node, Node]]:
+    def _merged_pairs(self, merge_value: Node) -> Iterator[tuple[Node, Node]]:
         """Yield the keys and values of the objects that the value of a `<<` key refers to. Report any other value."""
-        for merged_node in value.value if value.kind == LIST else [value]:
+        for merged_node in merge_value.value if merge_value.kind == LIST else [merge_value]:
             if merged_node.kind == OBJECT:
                 yield from merged_node.value
             else:

@@ -32,17 +32,17 @@ HINTS: Final = {
 
 def explain_yaml_error(error: MarkedYAMLError, text: str) -> tuple[Position, str, str]:
     """Return position, `found` and `expected` of the problem for an error of the YAML parser."""
-    problem = str(error.problem or error.context or "something that is not YAML")
+    problem_text = str(error.problem or error.context or "something that is not YAML")
     mark, start_mark = error.problem_mark or error.context_mark, error.context_mark
     for message_part, message, hint, uses_start in EXPLANATIONS:
-        if message_part in problem:
+        if message_part in problem_text:
             expected = hint or next(hint for name, hint in HINTS.items() if name in message_part)
             return _position(start_mark if uses_start and start_mark is not None else mark, text), message, expected
     position = _position(mark, text)
-    if "cannot start any token" in problem:
+    if "cannot start any token" in problem_text:
         character = _character_at(position, text)
         return position, f"{quote(character)} at the beginning of a text", "put the text in quotes"
-    return position, problem.replace("'\\x00'", "the end"), "expected YAML"
+    return position, problem_text.replace("'\\x00'", "the end"), "expected YAML"
 
 
 def _position(mark: object, text: str) -> Position:

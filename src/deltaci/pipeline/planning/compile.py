@@ -133,10 +133,10 @@ class _Compiler:
         self._change = change
         self._spec_inputs = spec_inputs
         self._interpolator = Interpolator(parsed)
-        self._bytes = self._steps = 0
-        self._names: dict[str, tuple[str, ...]] = {}  # job id -> names of its jobs in the run
-        self._may_skip: dict[str, bool] = {}  # job id -> whether the runner may skip it, which counts as success
-        self._visible_needs: dict[str, tuple[str, ...]] = {}  # job id -> needs that its dependents check, too
+        self._byte_count = self._step_count = 0
+        self._planned_names_by_id: dict[str, tuple[str, ...]] = {}  # job id -> names of its jobs in the run
+        self._may_be_skipped: dict[str, bool] = {}  # job id -> whether the runner may skip it, which counts as success
+        self._visible_needs_by_id: dict[str, tuple[str, ...]] = {}  # job id -> needs that its dependents check, too
 
     def compile(
         self,
@@ -151,21 +151,21 @@ class _Compiler:
             context_values["inputs"] = contexts.inputs_context(self._pipeline, self._change)
         except contexts.InputError as error:
             self._interpolator.report(("on", "manual", "inputs", error.name), error.found, error.expected)
-            return self._failure()
+            return self._build_failure()
         try:
             job_filter = JobFilter(self._pipeline, context_values, self._interpolator)
         except Refused as refused:
             self._interpolator.report(("jobs",), str(refused))
-            return self._failure()
+            return self._build_failure()
         selected_jobs = job_filter.select(changed, unknown_because, self._parsed.file, requested_jobs)
         expander = MatrixExpander(self._pipeline, context_values, self._interpolator, requested_jobs, matrix)
-        excluded = dict(job_filter.excluded)
+        excluded_by_name = dict(job_filter.excluded)
         planned_jobs: list[PlannedJob] = []
         for selected in selected_jobs:
             matrix_jobs = expander.expand(selected.id)
             if not matrix_jobs and not self._interpolator.problems.has_errors:
                 reason = "none of its matrix combinations was requested"
-                excluded[selected.id] = ExcludedJob(
+                excluded_by_name[selected.id] = ExcludedJob(
                     name=selected.id, job=selected.id, code=NOT_REQUESTED, reason=reason
                 )
             if self._interpolator.problems.is_full or not self._add_steps_and_check_limits(
@@ -176,11 +176,14 @@ class _Compiler:
         if not self._interpolator.problems.has_errors:
             expander.check_requested_values()
         if self._interpolator.problems.has_errors:
-            return self._failure()
+            return self._build_failure()
         if self._spec_inputs.cache_scope and planned_jobs:
             planned_jobs = self._add_approval(planned_jobs)
-        return self._success(
-            planned_jobs, [excluded[name] for name in job_filter.order if name in excluded], context_values, changed
+        return self._build_success(
+            planned_jobs,
+            [excluded_by_name[name] for name in job_filter.order if name in excluded_by_name],
+            context_values,
+            changed,
         )
 
     def _add_steps_and_check_limits(self, job_id: str, planned_count: int, new_count: int) -> bool:
@@ -188,20 +191,27 @@ class _Compiler:
 
         Return whether the plan stays within its limits. Report a violated limit.
         """
-        self._steps += new_count * len(self._pipeline.jobs[job_id].steps or ())
-        for count, limit, noun in ((planned_count + new_count, MAX_JOBS, "jobs"), (self._steps, MAX_STEPS, "steps")):
+        self._step_count += new_count * len(self._pipeline.jobs[job_id].steps or ())
+        for count, limit, noun in (
+            (planned_count + new_count, MAX_JOBS, "jobs"),
+            (self._step_count, MAX_STEPS, "steps"),
+        ):
             if count > limit:
                 expected = f"expected at most {limit:,}: split it into several files"
                 self._interpolator.report(("jobs", job_id), f"more than {limit:,} {noun} with all matrices", expected)
-        return self._steps <= MAX_STEPS and planned_count + new_count <= MAX_JOBS and self._bytes <= MAX_PLAN_BYTES
+        return (
+            self._step_count <= MAX_STEPS
+            and planned_count + new_count <= MAX_JOBS
+            and self._byte_count <= MAX_PLAN_BYTES
+        )
 
-    def _failure(self) -> CompileResult:
+    def _build_failure(self) -> CompileResult:
         return CompileResult(plan=None, problems=self._interpolator.problems.in_order())
 
-    def _success(
+    def _build_success(
         self,
         planned_jobs: list[PlannedJob],
-        excluded: list[ExcludedJob],
+        excluded_jobs: list[ExcludedJob],
         context_values: dict[str, Any],
         changed: Collection[str] | None,
     ) -> CompileResult:
@@ -214,12 +224,12 @@ class _Compiler:
         except Refused as refused:
             self._interpolator.report(("jobs",), str(refused))
         if self._interpolator.problems.has_errors:
-            return self._failure()
+            return self._build_failure()
         plan = Plan(
             file=self._parsed.file,
             name=self._pipeline.name or self._parsed.file,
             jobs=tuple(planned_jobs),
-            excluded=tuple(excluded),
+            excluded=tuple(excluded_jobs),
             is_fail_fast=self._pipeline.fail_fast,
             timeout_seconds=self._pipeline.timeout_minutes * 60,
             optional_wait_seconds=self._pipeline.optional_wait_minutes * 60,
@@ -237,21 +247,23 @@ class _Compiler:
     ) -> list[PlannedJob]:
         """Return the planned jobs for one job of the file: one for each of `matrix_jobs`."""
         job_id, job = selected.id, self._pipeline.jobs[selected.id]
-        self._names[job_id] = tuple(matrix_job.name for matrix_job in matrix_jobs)
-        needs = [need for need in selected.choice.needs if self._names.get(need)]
+        self._planned_names_by_id[job_id] = tuple(matrix_job.name for matrix_job in matrix_jobs)
+        needs = [need for need in selected.choice.needs if self._planned_names_by_id.get(need)]
         visible_needs = tuple(
-            dict.fromkeys([*needs, *(indirect_need for need in needs for indirect_need in self._visible_needs[need])])
+            dict.fromkeys(
+                [*needs, *(indirect_need for need in needs for indirect_need in self._visible_needs_by_id[need])]
+            )
         )
-        may_be_skipped = any(self._may_skip[need] for need in visible_needs)
+        may_be_skipped = any(self._may_be_skipped[need] for need in visible_needs)
         condition = conditions.job_condition(selected.condition, has_needs=bool(needs), may_be_skipped=may_be_skipped)
         # An approval has no condition at run time, so a skipped need does not make it skipped. Therefore its dependents
         # check its needs as well as the approval itself.
-        self._visible_needs[job_id] = visible_needs if job.approval is not None else ()
-        self._may_skip[job_id] = condition is not None and job.approval is None
+        self._visible_needs_by_id[job_id] = visible_needs if job.approval is not None else ()
+        self._may_be_skipped[job_id] = condition is not None and job.approval is None
         need_names = self._planned_names(needs)
         planned_jobs = []
         for index, matrix_job in enumerate(matrix_jobs):
-            if self._bytes > MAX_PLAN_BYTES or self._interpolator.problems.is_full:
+            if self._byte_count > MAX_PLAN_BYTES or self._interpolator.problems.is_full:
                 break
             preceding_names = need_names if selected.condition.uses_status else ()
             if matrix_job.max_parallel is not None and index >= matrix_job.max_parallel:
@@ -285,7 +297,7 @@ class _Compiler:
 
     def _planned_names(self, ids: Collection[str]) -> tuple[str, ...]:
         """Return the names of the planned jobs for these job ids."""
-        return tuple(name for id in ids for name in self._names[id])
+        return tuple(name for id in ids for name in self._planned_names_by_id[id])
 
     def _create_instance(
         self,
@@ -321,8 +333,8 @@ class _Compiler:
         encoded_work: dict[str, Any] = {}
         try:
             encoded_work, work_size = job_specs.validate_spec(work)
-            self._bytes += work_size
-            if max(work_size - MAX_WORK_BYTES, self._bytes - MAX_PLAN_BYTES) > 0:
+            self._byte_count += work_size
+            if max(work_size - MAX_WORK_BYTES, self._byte_count - MAX_PLAN_BYTES) > 0:
                 expected = f"expected at most {MAX_WORK_BYTES:,} for a job and {MAX_PLAN_BYTES:,} for all: use scripts"
                 interpolator.report(path, f"{work_size:,} bytes of steps in the job {quote(str(path[-1]))}", expected)
         except msgspec.ValidationError as error:
@@ -406,12 +418,12 @@ class _Compiler:
 
     def _add_approval(self, planned_jobs: list[PlannedJob]) -> list[PlannedJob]:
         """Return the planned jobs after a new approval job that each of them needs."""
-        used_names = {name for names in self._names.values() for name in names} | set(self._pipeline.jobs)
+        used_names = {name for names in self._planned_names_by_id.values() for name in names} | set(self._pipeline.jobs)
         name = APPROVE_FORK
-        number = 1
+        suffix_number = 1
         while name in used_names:
-            number += 1
-            name = f"{APPROVE_FORK}-{number}"
+            suffix_number += 1
+            name = f"{APPROVE_FORK}-{suffix_number}"
         reason = "the author of the change cannot write to the repository: a person must review the change first"
         approval_job = PlannedJob(
             spec=JobSpec(name=name, kind=core_job.APPROVAL), job=name, code=UNTRUSTED, reason=reason

@@ -138,13 +138,19 @@ def _explain_false(expression: Expression, known_contexts: Contexts, skipped: Co
         for key in keys:
             reference_node = Index(reference_node, Literal(key))
         try:
-            value = evaluate(reference_node, contexts)
+            reference_value = evaluate(reference_node, contexts)
         except ExpressionError:
             continue
-        if keys and is_primitive(value):
-            value_text = to_text(value)
+        if keys and is_primitive(reference_value):
+            value_text = to_text(reference_value)
             shortened = value_text if len(value_text) <= MAX_VALUE else f"{value_text[: MAX_VALUE - 1]}…"
-            display_value = f"'{shortened}'" if isinstance(value, str) else "not given" if value is None else shortened
+            display_value = (
+                f"'{shortened}'"
+                if isinstance(reference_value, str)
+                else "not given"
+                if reference_value is None
+                else shortened
+            )
             descriptions.append(f"{'.'.join((context, *keys))} is {display_value}")
     description_list = f": {', '.join(descriptions[:MAX_REASON_VALUES])}" if descriptions else ""
     short_condition = condition_text if len(condition_text) <= 200 else condition_text[:199] + "…"
@@ -218,7 +224,7 @@ def format_condition(expression: Expression, original_text: str | None) -> tuple
     If the reduced expression is too long, use the condition of the file, `original_text`.
     """
     for candidate in (expression, *([original_condition(original_text)] if original_text else [])):
-        text = format_expression(candidate)
-        if len(text) <= MAX_CONDITION:
-            return text, candidate
+        condition_text = format_expression(candidate)
+        if len(condition_text) <= MAX_CONDITION:
+            return condition_text, candidate
     return None

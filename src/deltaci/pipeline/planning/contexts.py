@@ -45,7 +45,7 @@ def github_context(
         "run_id": run_id or change.commit,
         "run_number": str(run_number) if run_number else "",
         "run_attempt": "1",
-        "event": _merge(_event(change), change.payload),
+        "event": _merge(_event_context(change), change.payload),
     }
 
 
@@ -54,10 +54,10 @@ def _short_ref(ref: str) -> str:
     return next((ref.removeprefix(prefix) for prefix in REF_PREFIXES if ref.startswith(prefix)), ref)
 
 
-def _event(change: Change) -> dict[str, Any]:
+def _event_context(change: Change) -> dict[str, Any]:
     """Return the keys of `github.event` that are known for every forge."""
     owner, _, repository_name = change.repository.rpartition("/")
-    event: dict[str, Any] = {
+    event_fields: dict[str, Any] = {
         "repository": {
             "full_name": change.repository,
             "name": repository_name,
@@ -70,11 +70,11 @@ def _event(change: Change) -> dict[str, Any]:
         case "push":
             ref = change.ref or (f"refs/tags/{change.tag}" if change.tag else f"refs/heads/{change.branch}")
             message = change.message or change.title
-            event |= {"ref": ref, "before": change.before, "after": change.commit}
-            event["head_commit"] = {"id": change.commit, "message": message}
+            event_fields |= {"ref": ref, "before": change.before, "after": change.commit}
+            event_fields["head_commit"] = {"id": change.commit, "message": message}
         case "pull_request":
-            event |= {"action": change.action, "number": change.number}
-            event["pull_request"] = {
+            event_fields |= {"action": change.action, "number": change.number}
+            event_fields["pull_request"] = {
                 "number": change.number,
                 "title": change.title,
                 "body": change.message,
@@ -83,10 +83,10 @@ def _event(change: Change) -> dict[str, Any]:
                 "user": {"login": change.actor},
             }
         case "schedule":
-            event["schedule"] = change.cron
+            event_fields["schedule"] = change.cron
         case _:
-            event["inputs"] = {name: _input_text(value) for name, value in change.inputs.items()}
-    return event
+            event_fields["inputs"] = {name: _input_text(value) for name, value in change.inputs.items()}
+    return event_fields
 
 
 def _merge(defaults: dict[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:

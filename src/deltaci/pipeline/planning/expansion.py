@@ -60,12 +60,12 @@ class MatrixExpander:
         if expansion is None:
             return []
         matrix_jobs = []
-        total = len(expansion.combinations)
+        combination_count = len(expansion.combinations)
         for index, (job_name, combination) in enumerate(
             zip(unique_names(expansion.combinations), expansion.combinations, strict=True)
         ):
             strategy_values = contexts.strategy_context(
-                index, total, is_fail_fast=expansion.is_fail_fast, max_parallel=expansion.max_parallel
+                index, combination_count, is_fail_fast=expansion.is_fail_fast, max_parallel=expansion.max_parallel
             )
             if self._is_requested(job_id, job_name, combination.values):
                 matrix_jobs.append(
@@ -83,14 +83,14 @@ class MatrixExpander:
         """Report each requested axis value that occurs in no matrix. To be called after all jobs are expanded."""
         for axis, requested_values in self._requested_values.items():
             existing_values = self._existing_values.get(axis, set())
-            for text in sorted(set(requested_values) - existing_values):
+            for value_text in sorted(set(requested_values) - existing_values):
                 expected = (
                     f"expected one of: {', '.join(sorted(existing_values)[:12])}"
                     if existing_values
                     else "no matrix has this axis"
                 )
-                suggestion = nearest(text, existing_values)
-                message = f"there is no combination with {axis}={quote(text)[1:-1]}"
+                suggestion = nearest(value_text, existing_values)
+                message = f"there is no combination with {axis}={quote(value_text)[1:-1]}"
                 self._interpolator.report(("jobs",), message, "" if suggestion else expected, suggestion)
 
     def _is_requested(self, job_id: str, job_name: str, values: Mapping[str, Value]) -> bool:
@@ -142,9 +142,9 @@ class MatrixExpander:
             axes: dict[str, Any] = {
                 name: self._evaluate_axis((*matrix_path, name), axis) for name, axis in matrix.axes.items()
             }
-            for key, rows in (("include", matrix.include), ("exclude", matrix.exclude)):
+            for matrix_key, rows in (("include", matrix.include), ("exclude", matrix.exclude)):
                 if rows:
-                    axes[key] = self._evaluate_rows((*matrix_path, key), rows)
+                    axes[matrix_key] = self._evaluate_rows((*matrix_path, matrix_key), rows)
             resolved["matrix"] = axes
         resolved["fail-fast"] = self._interpolator.boolean((*path, "fail-fast"), strategy.fail_fast, context_values)
         if strategy.max_parallel is not None:

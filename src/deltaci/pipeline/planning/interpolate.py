@@ -133,10 +133,10 @@ class Interpolator:
 
     def condition(self, original: str | None) -> Expression | None:
         """Return the parsed expression of an `if`, or None if it is empty. Raise `ExpressionError` if it is invalid."""
-        text = original or ""
-        if text not in self._conditions_by_text:
-            self._conditions_by_text[text] = parse_bare_condition(text)
-        return self._conditions_by_text[text]
+        condition_text = original or ""
+        if condition_text not in self._conditions_by_text:
+            self._conditions_by_text[condition_text] = parse_bare_condition(condition_text)
+        return self._conditions_by_text[condition_text]
 
     def references(self, path: Path, text: str) -> tuple[ContextReference, ...]:
         """Return all context references of the expressions in a text.

@@ -74,30 +74,30 @@ class JobFilter:
         if requested_jobs and not self._exclude_unrequested(requested_jobs):
             return []
         # Conditions are decided before the changed paths, so that a job with a false condition does not keep its needs.
-        for name in self.order:
-            if name not in self.excluded:
-                self._check_condition(name, is_final=False)
-        candidates = [name for name in self.order if name not in self.excluded]
+        for job_id in self.order:
+            if job_id not in self.excluded:
+                self._check_condition(job_id, is_final=False)
+        candidates = [job_id for job_id in self.order if job_id not in self.excluded]
         choices = (
             self._choose_requested(candidates, requested_jobs)
             if requested_jobs
             else self._choose_by_paths(candidates, changed, unknown_because, file)
         )
-        for name in candidates:
-            if name in choices and not choices[name].is_kept:
-                self._exclude(name, choices[name].code, choices[name].reason)
-        for name in candidates:
-            if name not in self.excluded:
-                self._check_condition(name, is_final=True)
+        for job_id in candidates:
+            if job_id in choices and not choices[job_id].is_kept:
+                self._exclude(job_id, choices[job_id].code, choices[job_id].reason)
+        for job_id in candidates:
+            if job_id not in self.excluded:
+                self._check_condition(job_id, is_final=True)
         return [
             SelectedJob(
-                id=name,
-                choice=choices[name],
-                condition=self._condition_results[name],
-                excluded_needs=frozenset(need for need in self._needs[name] if need in self.excluded),
+                id=job_id,
+                choice=choices[job_id],
+                condition=self._condition_results[job_id],
+                excluded_needs=frozenset(need for need in self._needs[job_id] if need in self.excluded),
             )
-            for name in candidates
-            if name not in self.excluded and name in choices
+            for job_id in candidates
+            if job_id not in self.excluded and job_id in choices
         ]
 
     def _exclude(self, name: str, code: str, reason: str) -> None:
@@ -122,7 +122,7 @@ class JobFilter:
             status_results = {"success": False}
         condition_text = self._jobs[name].if_
         try:
-            result = conditions.decide_condition(
+            condition_result = conditions.decide_condition(
                 self._interpolator.condition(condition_text),
                 context_values,
                 skipped=excluded_needs,
@@ -131,14 +131,14 @@ class JobFilter:
             )
         except ExpressionError as error:
             self._interpolator.report_expression(("jobs", name, "if"), condition_text or "", error.problem)
-            result = conditions.ALWAYS
-        if skipped_needs and not result.uses_status:
+            condition_result = conditions.ALWAYS
+        if skipped_needs and not condition_result.uses_status:
             need = skipped_needs[0]
             self._exclude(name, NEED_EXCLUDED, f"it needs {need}, which is left out")
-        elif result.holds is False:
-            self._exclude(name, CONDITION, result.reason)
+        elif condition_result.holds is False:
+            self._exclude(name, CONDITION, condition_result.reason)
         elif is_final:
-            self._condition_results[name] = result
+            self._condition_results[name] = condition_result
 
     # -- changed paths
 
@@ -147,12 +147,12 @@ class JobFilter:
     ) -> dict[str, Choice]:
         """Return by job id whether the changed paths affect a job. Report inconsistent projects."""
         projects = [
-            Project(name=name, path=project.folder, needs=project.depends_on)
-            for name, project in self._projects.items()
+            Project(name=project_name, path=project.folder, needs=project.depends_on)
+            for project_name, project in self._projects.items()
         ]
         try:
             choices = select(
-                [self._selectable_job(name, set(candidates)) for name in candidates],
+                [self._selectable_job(project_name, set(candidates)) for project_name in candidates],
                 changed,
                 projects=projects,
                 # A detected pipeline has no file that could change, and a name without a dot.
@@ -187,8 +187,8 @@ class JobFilter:
 
     def _references(self, name: str, job: model.Job) -> Iterable[ContextReference]:
         """Yield the context references of all texts and conditions of a job."""
-        for text in _interpolated_texts(job):
-            yield from self._interpolator.references(("jobs", name), text)
+        for template_text in _interpolated_texts(job):
+            yield from self._interpolator.references(("jobs", name), template_text)
         for condition in (job.if_, *(step.if_ for step in job.steps or ())):
             try:
                 expression = self._interpolator.condition(condition)
@@ -204,37 +204,37 @@ class JobFilter:
 
         Report unknown names. Return whether all names are known.
         """
-        requested_ids = {_job_id(name, self._jobs) for name in requested_jobs}
-        for name in sorted(requested_ids - set(self._jobs)):
-            suggestion = nearest(name, self._jobs)
+        requested_ids = {_job_id(job_id, self._jobs) for job_id in requested_jobs}
+        for job_id in sorted(requested_ids - set(self._jobs)):
+            suggestion = nearest(job_id, self._jobs)
             expected = f"expected one of: {', '.join([*self._jobs][:12])}"
             self._interpolator.report(
-                ("jobs",), f"there is no job {quote(name)}", "" if suggestion else expected, suggestion
+                ("jobs",), f"there is no job {quote(job_id)}", "" if suggestion else expected, suggestion
             )
         if not requested_ids <= set(self._jobs):
             return False
-        included_jobs = requested_ids.union(*(transitive_needs(name, self._needs) for name in requested_ids))
-        for name in self.order:
-            if name not in included_jobs:
-                self._exclude(name, NOT_REQUESTED, f"only {', '.join(sorted(requested_ids))} was requested")
+        included_jobs = requested_ids.union(*(transitive_needs(job_id, self._needs) for job_id in requested_ids))
+        for job_id in self.order:
+            if job_id not in included_jobs:
+                self._exclude(job_id, NOT_REQUESTED, f"only {', '.join(sorted(requested_ids))} was requested")
         return True
 
     def _choose_requested(self, candidates: Iterable[str], requested_jobs: Collection[str]) -> dict[str, Choice]:
         """Return by job id the choice to keep it, because it is requested or needed by a requested job."""
-        requested_ids = {_job_id(name, self._jobs) for name in requested_jobs}
+        requested_ids = {_job_id(job_id, self._jobs) for job_id in requested_jobs}
         choices = {}
-        for name in candidates:
-            needs = tuple(sorted(need for need in self._needs[name] if need not in self.excluded))
-            if name in requested_ids:
+        for job_id in candidates:
+            needs = tuple(sorted(need for need in self._needs[job_id] if need not in self.excluded))
+            if job_id in requested_ids:
                 choice_fields: dict[str, Any] = {"code": REQUESTED, "reason": "it was requested"}
             else:
-                dependent = min(job for job in requested_ids if name in transitive_needs(job, self._needs))
+                dependent = min(job for job in requested_ids if job_id in transitive_needs(job, self._needs))
                 choice_fields = {
                     "code": "needed",
                     "reason": f"needed by {dependent}, which was requested",
                     "chain": (dependent,),
                 }
-            choices[name] = Choice(job=name, is_kept=True, needs=needs, **choice_fields)
+            choices[job_id] = Choice(job=job_id, is_kept=True, needs=needs, **choice_fields)
         return choices
 
 

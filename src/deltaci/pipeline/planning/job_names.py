@@ -23,10 +23,10 @@ def unique_names(combinations: Sequence[Combination]) -> list[str]:
     A name that is too long or not unique ends with a hash of its combination, so that it does not depend on the others.
     """
     cleaned_names = [_NOT_ALLOWED.sub("-", combination.name).strip() for combination in combinations]
-    counts = Counter(cleaned_names)
+    count_by_name = Counter(cleaned_names)
     names = []
     for combination, name in zip(combinations, cleaned_names, strict=True):
-        is_usable = len(name) <= MAX_NAME and counts[name] == 1
+        is_usable = len(name) <= MAX_NAME and count_by_name[name] == 1
         names.append(name if is_usable else _with_hash(name, combination))
     return names
 

@@ -102,9 +102,9 @@ class _SpecBuilder:
             limits=parse_limits(job.limits),
             output_path=self._evaluate_text("output-path", job.output_path or ""),
             secrets=list(job.secrets) if is_trusted else [],
-            optional_secrets=self._optional_secrets() if is_trusted else [],
+            optional_secrets=self._select_optional_secrets() if is_trusted else [],
             cache_scope=self._spec_inputs.cache_scope,
-            source=self._source() if has_checkout else None,
+            source=self._build_source() if has_checkout else None,
             services=services,
             rules=rules,
             needs=list(self._instance.needs),
@@ -220,7 +220,7 @@ class _SpecBuilder:
 
     # -- other fields
 
-    def _source(self) -> wire.Source | None:
+    def _build_source(self) -> wire.Source | None:
         """Return the repository and commit to check out, with the depth that the job sets."""
         checkout, source = self._job.checkout, self._spec_inputs.source
         if source is None or isinstance(checkout, bool):
@@ -228,17 +228,17 @@ class _SpecBuilder:
         return replace(source, depth=checkout)
 
     def _build_services(self) -> Iterator[wire.Service]:
-        for name, service in sorted(self._job.services.items()):
+        for service_name, service in sorted(self._job.services.items()):
             env = {key: to_text(value) for key, value in service.env.items()}
-            self._add_references(("services", name, "env"), env.values())
-            self._add_references(("services", name, "image"), (service.image,))
+            self._add_references(("services", service_name, "env"), env.values())
+            self._add_references(("services", service_name, "image"), (service.image,))
             yield wire.Service(
-                name=name,
+                name=service_name,
                 image=service.image,
                 env=env,
                 ports=[str(port) for port in service.ports],
-                command=self._evaluate_text("services", name, "command", service.command or ""),
-                health=self._evaluate_text("services", name, "health", service.health or ""),
+                command=self._evaluate_text("services", service_name, "command", service.command or ""),
+                health=self._evaluate_text("services", service_name, "health", service.health or ""),
             )
 
     def _build_artifacts(self) -> Iterator[wire.ArtifactRule]:
@@ -267,7 +267,7 @@ class _SpecBuilder:
             self._job.validate, lambda index, name: self._evaluate_text("validate", index, "name", name)
         )
 
-    def _optional_secrets(self) -> list[str]:
+    def _select_optional_secrets(self) -> list[str]:
         """Return the secrets that the job references without declaring them, if references grant secrets; else none.
 
         As on GitHub, such a secret is empty if it does not exist.

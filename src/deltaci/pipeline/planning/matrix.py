@@ -84,9 +84,11 @@ def expand(job: str, strategy: object) -> Expansion:
     if not _is_mapping(strategy):
         message = f"found {_describe(strategy)}; expected matrix, fail-fast, max-parallel"
         raise MatrixError([MatrixProblem(("strategy",), message)])
-    for key in strategy:
-        if key not in ("matrix", "fail-fast", "max-parallel"):
-            problems.append(MatrixProblem((key,), "is an unknown key; expected matrix, fail-fast or max-parallel"))
+    for strategy_key in strategy:
+        if strategy_key not in ("matrix", "fail-fast", "max-parallel"):
+            problems.append(
+                MatrixProblem((strategy_key,), "is an unknown key; expected matrix, fail-fast or max-parallel")
+            )
     is_fail_fast = strategy.get("fail-fast", True)
     if not isinstance(is_fail_fast, bool):
         problems.append(MatrixProblem(("fail-fast",), f"found {_describe(is_fail_fast)}; expected true or false"))
@@ -121,7 +123,7 @@ class _Matrix:
 
     def __init__(self, raw: object, problems: list[MatrixProblem]) -> None:
         self._problems = problems
-        self._parts = 0
+        self._part_count = 0
         self.notes: list[MatrixProblem] = []
         self._axes: dict[str, tuple[Value, ...]] = {}
         self._include: tuple[Entry, ...] = ()
@@ -129,9 +131,9 @@ class _Matrix:
         if not _is_mapping(raw):
             self._report((), f"found {_describe(raw)}; expected axes, each a list of values")
             return
-        for name, values in raw.items():
-            if name not in ("include", "exclude"):
-                self._read_axis(name, values)
+        for axis_name, values in raw.items():
+            if axis_name not in ("include", "exclude"):
+                self._read_axis(axis_name, values)
         self._include = self._read_entries("include", raw.get("include"))
         self._exclude = self._read_entries("exclude", raw.get("exclude"))
         if not self._axes and not self._include and not problems:
@@ -140,8 +142,8 @@ class _Matrix:
             for key in entry:
                 if key not in self._axes:
                     self._report(("exclude", index, key), f"is not an axis; expected {_list_axes(self._axes)}")
-        if (size := prod(map(len, self._axes.values()))) > MAX_PRODUCT:
-            self._report((), f"has {size} combinations before exclude; at most {MAX_PRODUCT}")
+        if (combination_count := prod(map(len, self._axes.values()))) > MAX_PRODUCT:
+            self._report((), f"has {combination_count} combinations before exclude; at most {MAX_PRODUCT}")
 
     def _report(self, path: tuple[str | int, ...], message: str) -> None:
         self._problems.append(MatrixProblem(("matrix", *path), message))
@@ -168,11 +170,11 @@ class _Matrix:
     def _check_values(self, path: tuple[str | int, ...], values: Iterator[tuple[str | int, object]]) -> bool:
         """Report invalid values, given with their keys below `path`. Return whether all are valid."""
         is_valid = True
-        for key, value in values:
-            part_count, problem = _check_value(value, MAX_PARTS - self._parts)
-            self._parts += part_count
+        for axis_name, value in values:
+            part_count, problem = _check_value(value, MAX_PARTS - self._part_count)
+            self._part_count += part_count
             if problem:
-                self._report((*path, key), problem)
+                self._report((*path, axis_name), problem)
                 is_valid = False
         return is_valid
 
@@ -245,13 +247,15 @@ class _Matrix:
         new_combinations: list[tuple[int, Entry]] = []
         for entry_index, entry in enumerate(self._include):
             indices = matcher.matching_indices(entry)
-            extension = {key: value for key, value in entry.items() if key not in self._axes}
-            matching_numbers = [
-                number for number, original in enumerate(originals) if matcher.matches(original, indices)
+            extension = {axis_name: value for axis_name, value in entry.items() if axis_name not in self._axes}
+            matching_indices = [
+                original_index
+                for original_index, original in enumerate(originals)
+                if matcher.matches(original, indices)
             ]
-            for number in matching_numbers:
-                extensions[number].update(extension)
-            if not matching_numbers:
+            for original_index in matching_indices:
+                extensions[original_index].update(extension)
+            if not matching_indices:
                 new_combinations.append((entry_index, entry))
             elif not extension:
                 message = "is a combination that already exists, so this entry has no effect"
@@ -326,7 +330,7 @@ def _normalize(value: Value) -> object:
     return value
 
 
-def _check_value(value: object, remaining_parts: int) -> tuple[int, str]:
+def _check_value(value: object, remaining_part_count: int) -> tuple[int, str]:
     """Return the number of parts of a value, and its first problem or "".
 
     Uses no recursion: it may be nested deeply.
@@ -337,7 +341,7 @@ def _check_value(value: object, remaining_parts: int) -> tuple[int, str]:
         part_count += 1
         if depth > MAX_DEPTH:
             return part_count, f"is more than {MAX_DEPTH} levels deep"
-        if part_count > remaining_parts:
+        if part_count > remaining_part_count:
             return part_count, f"is too large: all values of a matrix together have at most {MAX_PARTS} parts"
         if _is_mapping(part):
             pending += [(child, depth + 1) for pair in part.items() for child in pair]
@@ -371,10 +375,10 @@ def _unique_names(job: str, named_values: Sequence[Entry], all_values: Sequence[
     """
     plain_names = [_plain_name(job, job_values) for job_values in named_values]
     hashes = [sha256(_canonical(values).encode()).hexdigest() for values in all_values]
-    counts = Counter(plain_names)
+    count_by_name = Counter(plain_names)
     for hash_length in range(HASH_DIGITS, 65):
         names = [
-            _with_hash(name, hash[:hash_length]) if len(name) > MAX_NAME or counts[name] > 1 else name
+            _with_hash(name, hash[:hash_length]) if len(name) > MAX_NAME or count_by_name[name] > 1 else name
             for name, hash in zip(plain_names, hashes, strict=True)
         ]
         if len(set(names)) == len(names):

@@ -71,8 +71,8 @@ def exclude_jobs(plan: Plan, reasons: Mapping[str, tuple[str, str]], *, are_done
     if not are_done:
         _exclude_dependents(plan, exclusion_reasons)
     included_jobs = {job.spec.name: job for job in plan.jobs if job.spec.name not in exclusion_reasons}
-    specs = restrict([job.spec for job in plan.jobs], included_jobs)
-    planned_jobs = tuple(structs.replace(included_jobs[spec.name], spec=spec) for spec in specs)
+    remaining_specs = restrict([job.spec for job in plan.jobs], included_jobs)
+    planned_jobs = tuple(structs.replace(included_jobs[spec.name], spec=spec) for spec in remaining_specs)
     newly_excluded = [
         ExcludedJob(
             name=job.spec.name,
@@ -84,15 +84,15 @@ def exclude_jobs(plan: Plan, reasons: Mapping[str, tuple[str, str]], *, are_done
         if job.spec.name in exclusion_reasons
     ]
     excluded = (*plan.excluded, *newly_excluded)
-    return structs.replace(plan, jobs=planned_jobs, excluded=excluded, hash=hash_of(plan, specs))
+    return structs.replace(plan, jobs=planned_jobs, excluded=excluded, hash=hash_of(plan, remaining_specs))
 
 
 def _exclude_dependents(plan: Plan, exclusion_reasons: dict[str, tuple[str, str]]) -> None:
     """Add to `exclusion_reasons` all jobs that need an excluded job, directly or indirectly."""
     dependents = graph.dependents({job.spec.name: job.spec.needs for job in plan.jobs})
-    pending = [name for name in exclusion_reasons if name in dependents]
-    for name in pending:  # grows during the loop
-        for dependent in dependents[name]:
+    pending = [job_name for job_name in exclusion_reasons if job_name in dependents]
+    for job_name in pending:  # grows during the loop
+        for dependent in dependents[job_name]:
             if dependent not in exclusion_reasons:
-                exclusion_reasons[dependent] = ("need_left_out", f"it needs {name}, which is left out")
+                exclusion_reasons[dependent] = ("need_left_out", f"it needs {job_name}, which is left out")
                 pending.append(dependent)

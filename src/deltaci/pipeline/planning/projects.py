@@ -150,8 +150,8 @@ class DependencySearch:
         for folder, outgoing_links in links.items():
             for link in outgoing_links:
                 for is_dependency in (False, True):
-                    target = _SearchNode(link.folder, is_dependency or link.kind == DEPENDS)
-                    predecessors.setdefault(target, []).append(_SearchNode(folder, is_dependency))
+                    target_node = _SearchNode(link.folder, is_dependency or link.kind == DEPENDS)
+                    predecessors.setdefault(target_node, []).append(_SearchNode(folder, is_dependency))
         self._distances = {_SearchNode(folder, True): 0 for folder in links if folder in changed}
         frontier = list(self._distances)
         while frontier:
@@ -172,17 +172,18 @@ class DependencySearch:
         nodes = [node for folder in folders if (node := _SearchNode(folder, includes_own_files)) in self._distances]
         if not nodes:
             return None
-        node = start = min(nodes, key=lambda node: (self._distances[node], node))
-        path = []
+        node = start_node = min(nodes, key=lambda node: (self._distances[node], node))
+        path_links = []
         while self._distances[node]:
             node, link = min(
-                (target, link)
+                (target_node, link)
                 for link in self._links[node.folder]
-                if (target := _SearchNode(link.folder, node.is_dependency or link.kind == DEPENDS)) in self._distances
-                and self._distances[target] == self._distances[node] - 1
+                if (target_node := _SearchNode(link.folder, node.is_dependency or link.kind == DEPENDS))
+                in self._distances
+                and self._distances[target_node] == self._distances[node] - 1
             )
-            path.append(link)
-        return DependencyPath(start.folder, tuple(path))
+            path_links.append(link)
+        return DependencyPath(start_node.folder, tuple(path_links))
 
 
 def normalize_folder(path: str, subject: str) -> str:

@@ -101,13 +101,13 @@ def select(
         return selection.keep_all("diff_unknown", _unknown_diff(unknown_because))
     if len(changed) > MAX_CHANGED:
         return selection.keep_all("diff_unknown", _unknown_diff(f"more than {MAX_CHANGED:,} files changed"))
-    paths = sorted(set(changed))
-    for path in paths:
+    sorted_paths = sorted(set(changed))
+    for path in sorted_paths:
         if not _is_path(path):
             return selection.keep_all("diff_unknown", _unknown_diff(f"{_display(path)} is not a path in a repository"))
-    if sum(len(path) + 1 for path in paths) * selection.size > MAX_WORK:
+    if sum(len(path) + 1 for path in sorted_paths) * selection.size > MAX_WORK:
         return selection.keep_all("diff_unknown", _unknown_diff("there is too much to compare"))
-    return selection.choose(paths)
+    return selection.choose(sorted_paths)
 
 
 class _Selection:
@@ -203,13 +203,16 @@ class _Selection:
         first_changes = _first_changes(self._projects.watched, paths)
         search = self._projects.search(first_changes)
         kept_choices: dict[str, Choice] = {}
-        for name, job in self._jobs.items():
-            choice = self._choice_by_paths(job, match_by_owner.get(name), search, first_changes)
+        for job_name, job in self._jobs.items():
+            choice = self._choose_by_paths(job, match_by_owner.get(job_name), search, first_changes)
             if choice is not None:
-                kept_choices[name] = choice
+                kept_choices[job_name] = choice
         self._keep_needed(kept_choices)
         remaining_needs = self._remaining_needs(kept_choices)
-        return tuple(self._choice(name, kept_choices, remaining_needs, has_changes=bool(paths)) for name in self._jobs)
+        return tuple(
+            self._choose_job(job_name, kept_choices, remaining_needs, has_changes=bool(paths))
+            for job_name in self._jobs
+        )
 
     def _match(self, paths: Sequence[str]) -> dict[str | None, tuple[str, str]]:
         """Return for each owner the first path that its patterns match, and the last pattern that matches this path."""
@@ -254,7 +257,7 @@ class _Selection:
             if not pattern.is_negative:
                 match_by_owner[owner] = (path, pattern.text)
 
-    def _choice_by_paths(
+    def _choose_by_paths(
         self,
         job: SelectableJob,
         match: tuple[str, str] | None,
@@ -301,8 +304,8 @@ class _Selection:
         """Add to `kept_choices` the jobs whose outputs or artifacts a kept job uses, recursively."""
         dependents: dict[str, set[str]] = {}
         pending = list(kept_choices)
-        for name in pending:  # grows during the loop
-            job = self._jobs[name]
+        for job_name in pending:  # grows during the loop
+            job = self._jobs[job_name]
             consumed_needs = [
                 need
                 for need in job.needs
@@ -311,7 +314,7 @@ class _Selection:
             for need in (*consumed_needs, *job.downloads_from):
                 if need not in kept_choices and need not in dependents:
                     pending.append(need)
-                dependents.setdefault(need, set()).add(name)
+                dependents.setdefault(need, set()).add(job_name)
         for need, names in dependents.items():
             if need not in kept_choices:
                 dependent = min(names)
@@ -321,21 +324,21 @@ class _Selection:
 
     def _remaining_needs(self, kept_jobs: Collection[str]) -> dict[str, frozenset[str]]:
         """Return for each job the kept jobs that it waits for. A need that is left out is replaced by its own needs."""
-        remaining: dict[str, frozenset[str]] = {}
+        remaining_needs: dict[str, frozenset[str]] = {}
         dependents = graph.dependents(self._needs)
-        open_need_counts = {name: len(needs) for name, needs in self._needs.items()}
-        ready_names = [name for name, count in open_need_counts.items() if not count]
-        for name in ready_names:  # grows during the loop
-            remaining[name] = frozenset().union(
-                *({need} if need in kept_jobs else remaining[need] for need in self._needs[name])
+        open_need_counts = {job_name: len(needs) for job_name, needs in self._needs.items()}
+        ready_names = [job_name for job_name, count in open_need_counts.items() if not count]
+        for job_name in ready_names:  # grows during the loop
+            remaining_needs[job_name] = frozenset().union(
+                *({need} if need in kept_jobs else remaining_needs[need] for need in self._needs[job_name])
             )
-            for dependent in dependents[name]:
+            for dependent in dependents[job_name]:
                 open_need_counts[dependent] -= 1
                 if not open_need_counts[dependent]:
                     ready_names.append(dependent)
-        return remaining
+        return remaining_needs
 
-    def _choice(
+    def _choose_job(
         self,
         name: str,
         kept_choices: Mapping[str, Choice],
@@ -356,8 +359,8 @@ class _Selection:
         if not start_folders:
             return "no changed file matches its paths"
         listed_projects = ", ".join(self._projects.label(folder) for folder in start_folders)
-        paths = "matches its paths or " if self._jobs[name].paths else ""
-        return f"no changed file {paths}is in a folder that its projects depend on ({listed_projects})"
+        paths_text = "matches its paths or " if self._jobs[name].paths else ""
+        return f"no changed file {paths_text}is in a folder that its projects depend on ({listed_projects})"
 
 
 def _first_changes(folders: Iterable[str], paths: Sequence[str]) -> dict[str, str]:

@@ -51,7 +51,7 @@ def dependency_levels(needs: Sequence[tuple[str, Sequence[str]]]) -> tuple[tuple
 def _compile_job(workstream: Workstream, task: Task, id: str, source: wire.Source, branch: str) -> JobSpec:
     has_own_worktree = task.worktree == "own"
     env = _env_texts({**workstream.env, **task.env})
-    work, _ = job_specs.validate_spec(
+    runner_spec, _ = job_specs.validate_spec(
         wire.JobSpec(
             name=task.name,
             image=task.image or workstream.image,
@@ -83,7 +83,7 @@ def _compile_job(workstream: Workstream, task: Task, id: str, source: wire.Sourc
         timeout_seconds=job_specs.minutes_to_seconds(task.timeout_minutes),
         queue_key=queue_key(required_labels(workstream, task)),
         group="" if has_own_worktree else f"{SHARED_WORKTREE_GROUP}{id}",
-        work=work,
+        work=runner_spec,
         **_retry_settings(task.retry),
     )
 
@@ -101,8 +101,8 @@ def validation_job_spec(workstream: Workstream) -> dict[str, Any]:
         network=workstream.network,
         env=_env_texts(workstream.env),
     )
-    fields: dict[str, Any] = msgspec.to_builtins(job_spec)
-    return fields
+    spec_fields: dict[str, Any] = msgspec.to_builtins(job_spec)
+    return spec_fields
 
 
 def _env_texts(env: Mapping[str, Any]) -> dict[str, str]:

@@ -133,33 +133,33 @@ def _read_workstream(root_node: Node, text: str, problems: ProblemList) -> Works
     for expression in parsed_node.expressions:
         hint = "expressions are not evaluated in a workstream: write the text itself, or use a script"
         problems.add(expression.position, f"an expression, {quote(expression.text)}", hint)
-    tasks = items(child(root_node, "tasks"))
-    _check_names(tasks, problems)
-    for task in tasks:
-        checks.check_retry(child(task, "retry"), problems.add)
-        validation_rules.check_rules(child(task, "post_execution"), text, problems, is_workstream=True)
+    task_nodes = items(child(root_node, "tasks"))
+    _check_names(task_nodes, problems)
+    for task_node in task_nodes:
+        checks.check_retry(child(task_node, "retry"), problems.add)
+        validation_rules.check_rules(child(task_node, "post_execution"), text, problems, is_workstream=True)
     validation_rules.check_rules(child(root_node, "validation"), text, problems, is_workstream=True)
     _check_base(child(root_node, "base"), problems)
     return parsed_node.value if isinstance(parsed_node.value, Workstream) and not problems.has_errors else None
 
 
-def _check_names(tasks: list[Node], problems: ProblemList) -> None:
+def _check_names(task_nodes: list[Node], problems: ProblemList) -> None:
     """Report task names that are not unique, and needs that are unknown, repeated or cyclic."""
     name_nodes: dict[str, Node] = {}
     needs: dict[str, list[Node]] = {}
-    for task in tasks:
-        name = child(task, "name")
-        if name is None or name.kind != TEXT:
+    for task_node in task_nodes:
+        name_node = child(task_node, "name")
+        if name_node is None or name_node.kind != TEXT:
             continue
-        if name.value in name_nodes:
-            first_position = name_nodes[name.value].position
+        if name_node.value in name_nodes:
+            first_position = name_nodes[name_node.value].position
             is_from_file = problems.file != VALUES_FILE
             hint = f"the task in line {first_position.line} has it" if is_from_file else "another task has it"
-            problems.add(name.position, f"the name {quote(name.value)} a second time", hint)
+            problems.add(name_node.position, f"the name {quote(name_node.value)} a second time", hint)
             continue
-        name_nodes[name.value] = name
-        needs[name.value] = [need for need in items(child(task, "needs")) if need.kind == TEXT]
-    if len(name_nodes) == len(tasks):  # A task without a valid name may be the one that is needed.
+        name_nodes[name_node.value] = name_node
+        needs[name_node.value] = [need_node for need_node in items(child(task_node, "needs")) if need_node.kind == TEXT]
+    if len(name_nodes) == len(task_nodes):  # A task without a valid name may be the one that is needed.
         checks.check_needs(needs, problems, "task")
 
 
@@ -173,17 +173,20 @@ def parse_branch_name(name: str) -> str:
     return str(parsed_node.value)
 
 
-def _check_base(base: Node | None, problems: ProblemList) -> None:
+def _check_base(base_node: Node | None, problems: ProblemList) -> None:
     """Report a base that git would refuse as the name of a branch."""
-    if base is None or base.kind != TEXT or not base.value:
+    if base_node is None or base_node.kind != TEXT or not base_node.value:
         return
-    branch = base.value
+    branch = base_node.value
     if branch.startswith("refs/"):
         problems.add(
-            base.position, f"{quote(branch)} as a branch", "expected its name alone", branch.removeprefix("refs/heads/")
+            base_node.position,
+            f"{quote(branch)} as a branch",
+            "expected its name alone",
+            branch.removeprefix("refs/heads/"),
         )
     elif _INVALID_BRANCH.search(branch):
-        problems.add(base.position, f"{quote(branch)} as a branch", "expected a name that git allows, e.g. 'main'")
+        problems.add(base_node.position, f"{quote(branch)} as a branch", "expected a name that git allows, e.g. 'main'")
 
 
 class _NodeBuilder:
@@ -230,8 +233,8 @@ class _NodeBuilder:
 
     def _build_pair(self, name: Any, value: Any, path: Path, depth: int) -> tuple[Node, Node]:
         inner_path = (*path, str(name))
-        key = Node(TEXT, self._new_line(inner_path), str(name), str(name), '"')
-        return key, self.build(value, inner_path, depth + 1)
+        key_node = Node(TEXT, self._new_line(inner_path), str(name), str(name), '"')
+        return key_node, self.build(value, inner_path, depth + 1)
 
     def _new_line(self, path: Path) -> Position:
         """Return a position on a new line, which stands for this path."""
@@ -241,6 +244,8 @@ class _NodeBuilder:
     def describe(self, problem: Problem) -> str:
         """Return the message of a problem with the path of its value instead of file, line and column."""
         path = self._paths[problem.line - 1] if problem.line <= len(self._paths) else ()
-        location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+        location = "".join(
+            f"[{path_part}]" if isinstance(path_part, int) else f".{path_part}" for path_part in path
+        ).removeprefix(".")
         message = str(problem).split(": ", 1)[1]
         return f"{location[:200] or VALUES_FILE}: {message}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, Confidence, JobDraft, Project
+from deltaci.pipeline.detect.proposals import LIKELY, SURE, UNSURE, Confidence, JobDraft, Project
 from deltaci.pipeline.detect.tree import Folder, is_plain
 
 ECOSYSTEM: Final = "dotnet"
@@ -39,19 +39,19 @@ def find(folder: Folder) -> Project | None:
     )
     test_project = test_project or next((path for path, text in project_texts if TEST_SDK.search(text)), None)
     confidence: Confidence = SURE if len(solutions) < 2 else LIKELY
-    reason = "" if len(solutions) < 2 else "there are several solutions; this one has the shortest name"
+    uncertainty = "" if len(solutions) < 2 else "there are several solutions; this one has the shortest name"
     if any(FRAMEWORK.fullmatch(framework) for _, text in project_texts for framework in _frameworks(text)):
-        confidence, reason = (
+        confidence, uncertainty = (
             LIKELY,
             "it also targets .NET Framework, which exists only on Windows",
         )
     if windows_project:
-        confidence, reason = UNSURE, "a project targets only Windows: it needs a Windows runner (runs-on)"
+        confidence, uncertainty = UNSURE, "a project targets only Windows: it needs a Windows runner (runs-on)"
     build = JobDraft(
         task="build",
         title=".NET build",
         confidence=confidence,
-        reason=reason,
+        uncertainty=uncertainty,
         evidence=(f"there is {build_target}",),
         steps=(f"dotnet restore {build_target}", f"dotnet build {build_target} --no-restore"),
     )
@@ -59,7 +59,7 @@ def find(folder: Folder) -> Project | None:
         task="test",
         title=".NET tests",
         confidence=confidence,
-        reason=reason,
+        uncertainty=uncertainty,
         evidence=(f"there is {build_target}", "there is a test project"),
         steps=(f"dotnet restore {build_target}", f"dotnet test {build_target} --no-restore"),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from deltaci.pipeline.detect.findings import LIKELY, SURE, Confidence, JobDraft, Project
+from deltaci.pipeline.detect.proposals import LIKELY, SURE, Confidence, JobDraft, Project
 from deltaci.pipeline.detect.tasks import test_recipe
 from deltaci.pipeline.detect.tree import Folder
 
@@ -50,19 +50,19 @@ def _tests(folder: Folder, evidence: tuple[str, ...]) -> list[JobDraft]:
         return []
     recipe = test_recipe(folder)
     confidence: Confidence = SURE
-    reason = ""
+    uncertainty = ""
     if recipe and not re.search(
         r"(?:\bgo|\$\(GO\w*\)|\$\{GO\w*\}|gotestsum)\s+(?:\S+\s+){0,3}?(test|--)|gotestsum", recipe
     ):
-        confidence, reason = LIKELY, "the Makefile has a target 'test' that runs a different command"
+        confidence, uncertainty = LIKELY, "the Makefile has a target 'test' that runs a different command"
     elif recipe and re.search(r"docker|-tags|compose", recipe):
-        confidence, reason = LIKELY, "the Makefile runs the tests with special options"
+        confidence, uncertainty = LIKELY, "the Makefile runs the tests with special options"
     return [
         JobDraft(
             task="test",
             title="Go tests",
             confidence=confidence,
-            reason=reason,
+            uncertainty=uncertainty,
             evidence=(*evidence, "there are *_test.go files"),
             steps=("go test ./...",),
         )
@@ -81,7 +81,7 @@ def _lint(folder: Folder) -> list[JobDraft]:
             title="Go linters",
             confidence=LIKELY,
             evidence=(f"there is {config}",),
-            reason="no version of golangci-lint is pinned, and a newer version may report other problems",
+            uncertainty="no version of golangci-lint is pinned, and a newer version may report other problems",
             steps=(f"go run github.com/golangci/{module}/cmd/golangci-lint@latest run",),
         )
     ]

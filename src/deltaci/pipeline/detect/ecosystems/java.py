@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from deltaci.pipeline import model
-from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, Confidence, JobDraft, Project
+from deltaci.pipeline.detect.proposals import LIKELY, SURE, UNSURE, Confidence, JobDraft, Project
 from deltaci.pipeline.detect.tree import Folder
 
 ECOSYSTEM: Final = "java"
@@ -45,7 +45,7 @@ def _maven(folder: Folder) -> JobDraft:
         task="test",
         title="Maven build with tests",
         confidence=LIKELY if has_toolchains else SURE,
-        reason="pom.xml requires certain JDKs through toolchains" if has_toolchains else "",
+        uncertainty="pom.xml requires certain JDKs through toolchains" if has_toolchains else "",
         evidence=("there is pom.xml", *(("there is the wrapper mvnw",) if wrapper else ())),
         # Started with `sh`, because the file list does not show whether the wrapper is executable.
         steps=(f"{'sh ./mvnw' if wrapper else 'mvn'} -B -ntp verify",),
@@ -61,9 +61,9 @@ def _gradle(folder: Folder, config: str) -> JobDraft:
         or folder.first_match(r"(?:.*/)?src/main/AndroidManifest\.xml") is not None
     )
     confidence: Confidence = SURE if wrapper else LIKELY
-    reason = "" if wrapper else "there is no wrapper, so the required version of Gradle is unknown"
+    uncertainty = "" if wrapper else "there is no wrapper, so the required version of Gradle is unknown"
     if is_android:
-        confidence, reason = (
+        confidence, uncertainty = (
             LIKELY if wrapper else UNSURE,
             "it is an Android project: the runner must have the Android SDK",
         )
@@ -71,7 +71,7 @@ def _gradle(folder: Folder, config: str) -> JobDraft:
         task="test",
         title="Gradle build with tests",
         confidence=confidence,
-        reason=reason,
+        uncertainty=uncertainty,
         evidence=(f"there is {config}", *(("there is the wrapper gradlew",) if wrapper else ())),
         steps=(f"{'sh ./gradlew' if wrapper else 'gradle'} --no-daemon build",),
         artifacts=(model.Artifact(path=folder.from_root("**/build/test-results/**/TEST-*.xml"), type="junit"),),

@@ -1,6 +1,6 @@
 """Detect C and C++ builds: CMake, Meson and autotools.
 
-No finding is `SURE`, because these builds rarely declare which libraries they need.
+No job is `SURE`, because these builds rarely declare which libraries they need.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from typing import Final
 
 from deltaci.pipeline import model
-from deltaci.pipeline.detect.findings import LIKELY, UNSURE, JobDraft, Project
+from deltaci.pipeline.detect.proposals import LIKELY, UNSURE, JobDraft, Project
 from deltaci.pipeline.detect.tasks import read_task_file
 from deltaci.pipeline.detect.tree import Folder
 
@@ -68,7 +68,7 @@ def find(folder: Folder) -> Project | None:
                 task="test" if is_tested else "build",
                 title=title + (" with tests" if is_tested else ""),
                 confidence=LIKELY if is_tested or folder.find_file("CMakeLists.txt") else UNSURE,
-                reason=LIBRARIES,
+                uncertainty=LIBRARIES,
                 evidence=(evidence,),
                 steps=steps,
                 artifacts=artifacts,
@@ -97,14 +97,14 @@ def _autotools(folder: Folder, config: str) -> Project:
     automake_text = "".join(folder.text(name) for name in ("Makefile.am", "tests/Makefile.am", "test/Makefile.am"))
     makefile_text = folder.text("Makefile.in") + folder.text("Makefile.pre.in")
     check_target = re.search(r"(?m)^(TESTS|check_PROGRAMS|check_SCRIPTS|check-local|check)\b", automake_text)
-    target = "check" if check_target or re.search(r"(?m)^check[ \t]*:", makefile_text) else ""
-    target = target or ("test" if re.search(r"(?m)^test[ \t]*:", automake_text + makefile_text) else "")
+    test_target = "check" if check_target or re.search(r"(?m)^check[ \t]*:", makefile_text) else ""
+    test_target = test_target or ("test" if re.search(r"(?m)^test[ \t]*:", automake_text + makefile_text) else "")
     draft = JobDraft(
-        task="test" if target else "build",
-        title="autotools build" + (" with tests" if target else ""),
+        task="test" if test_target else "build",
+        title="autotools build" + (" with tests" if test_target else ""),
         confidence=LIKELY,
-        reason=f"{LIBRARIES}, and configure may need options",
-        steps=(*generation_steps, "sh ./configure", "make", *((f"make {target}",) if target else ())),
+        uncertainty=f"{LIBRARIES}, and configure may need options",
+        steps=(*generation_steps, "sh ./configure", "make", *((f"make {test_target}",) if test_target else ())),
         evidence=(f"there is {config}",),
     )
     return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=(draft,))

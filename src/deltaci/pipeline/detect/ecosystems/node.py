@@ -11,7 +11,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from deltaci.pipeline import model
-from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, Confidence, JobDraft, Project, quoted
+from deltaci.pipeline.detect.proposals import LIKELY, SURE, UNSURE, Confidence, JobDraft, Project, quoted
 from deltaci.pipeline.detect.tree import Folder, get_nested, get_table, string_list, string_or_empty
 
 ECOSYSTEM: Final = "node"
@@ -123,7 +123,7 @@ def _package_manager(folder: Folder, package: dict[str, Any]) -> PackageManager:
         "pnpm-lock.yaml", "yarn.lock", "bun.lock", "bun.lockb", "package-lock.json", "npm-shrinkwrap.json"
     )
     manager_by_lock = {"pnpm-lock.yaml": "pnpm", "yarn.lock": "yarn", "bun.lock": "bun", "bun.lockb": "bun"}
-    name = declared_manager[1] if declared_manager else manager_by_lock.get(lock_file or "", "npm")
+    manager_name = declared_manager[1] if declared_manager else manager_by_lock.get(lock_file or "", "npm")
     evidence = (
         "package.json names it as packageManager"
         if declared_manager
@@ -131,29 +131,33 @@ def _package_manager(folder: Folder, package: dict[str, Any]) -> PackageManager:
         if lock_file
         else "there is no lock file"
     )
-    is_frozen = lock_file is not None and manager_by_lock.get(lock_file, "npm") == name
-    if name == "npm":
+    is_frozen = lock_file is not None and manager_by_lock.get(lock_file, "npm") == manager_name
+    if manager_name == "npm":
         install = "npm ci" if is_frozen else "npm install --no-audit --no-fund"
         return PackageManager(
-            name=name,
+            name=manager_name,
             install=install,
             evidence=evidence,
             lock_file=lock_file if is_frozen else MANIFEST,
             cache=".npm",
             env={"npm_config_cache": ".npm"},
         )
-    if name == "bun":
+    if manager_name == "bun":
         install = "bun install --frozen-lockfile" if is_frozen else "bun install"
-        return PackageManager(name=name, install=install, evidence=evidence, lock_file=lock_file, cache="node_modules")
-    if name == "yarn" and (folder.find_file(".yarnrc.yml") or (declared_manager and int(declared_manager[2]) > 1)):
+        return PackageManager(
+            name=manager_name, install=install, evidence=evidence, lock_file=lock_file, cache="node_modules"
+        )
+    if manager_name == "yarn" and (
+        folder.find_file(".yarnrc.yml") or (declared_manager and int(declared_manager[2]) > 1)
+    ):
         frozen_option = " --immutable" if is_frozen else ""
         return PackageManager(
-            name=name, install=f"yarn install{frozen_option}", evidence=evidence, prepare=("corepack enable",)
+            name=manager_name, install=f"yarn install{frozen_option}", evidence=evidence, prepare=("corepack enable",)
         )
     frozen_option = " --frozen-lockfile" if is_frozen else ""
     return PackageManager(
-        name=name,
-        install=f"{name} install{frozen_option}",
+        name=manager_name,
+        install=f"{manager_name} install{frozen_option}",
         evidence=evidence,
         prepare=("corepack enable",),
         lock_file=lock_file if is_frozen else None,
@@ -170,23 +174,25 @@ def _draft(
     steps: tuple[str, ...],
     evidence: tuple[str, ...],
     confidence: Confidence = SURE,
-    reason: str = "",
+    uncertainty: str = "",
     artifacts: tuple[model.Artifact, ...] = (),
     hints: tuple[str, ...] = (),
 ) -> JobDraft:
     caches: tuple[model.Cache, ...] = ()
     if manager.cache and manager.lock_file:
-        key = f"{manager.name}-{{lock_hash}}"
+        cache_key = f"{manager.name}-{{lock_hash}}"
         caches = (
             model.Cache(
-                key=key, paths=(folder.from_root(manager.cache),), lock_files=(folder.from_root(manager.lock_file),)
+                key=cache_key,
+                paths=(folder.from_root(manager.cache),),
+                lock_files=(folder.from_root(manager.lock_file),),
             ),
         )
     return JobDraft(
         task=task,
         title=title,
         confidence=confidence,
-        reason=reason,
+        uncertainty=uncertainty,
         artifacts=artifacts,
         caches=caches,
         hints=hints,
@@ -208,17 +214,17 @@ def _script_evidence(name: str, scripts: dict[str, str]) -> str:
 
 
 def _test(folder: Folder, package: dict[str, Any], scripts: dict[str, str], manager: PackageManager) -> list[JobDraft]:
-    real_scripts = {name: text for name, text in scripts.items() if not NO_TESTS.search(text)}
-    finite_scripts = {name: text for name, text in real_scripts.items() if not WATCH_MODE.search(text)}
-    name = _first_script(finite_scripts, TEST_SCRIPTS)
-    if name is None and (watch_script := _first_script(real_scripts, TEST_SCRIPTS)):
+    real_scripts = {script_name: text for script_name, text in scripts.items() if not NO_TESTS.search(text)}
+    finite_scripts = {script_name: text for script_name, text in real_scripts.items() if not WATCH_MODE.search(text)}
+    script_name = _first_script(finite_scripts, TEST_SCRIPTS)
+    if script_name is None and (watch_script := _first_script(real_scripts, TEST_SCRIPTS)):
         return [_watch_draft(folder, watch_script, scripts, manager)]
-    if name is None:
+    if script_name is None:
         return _test_workspace_members(folder, package, scripts, manager)
-    text = _with_called_scripts(name, scripts)
-    uncertainty = _uncertainty(folder, package, name, text)
+    text = _with_called_scripts(script_name, scripts)
+    uncertainty = _uncertainty(folder, package, script_name, text)
     build_script = _build_script_before_tests(folder, package, scripts, text)
-    command, artifacts = _test_command(folder, manager, name, scripts[name])
+    command, artifacts = _test_command(folder, manager, script_name, scripts[script_name])
     commands = (*((manager.run(build_script),) if build_script else ()), command)
     return [
         _draft(
@@ -227,9 +233,9 @@ def _test(folder: Folder, package: dict[str, Any], scripts: dict[str, str], mana
             task="test",
             title="Node tests",
             steps=commands,
-            evidence=(_script_evidence(name, scripts),),
+            evidence=(_script_evidence(script_name, scripts),),
             confidence=LIKELY if uncertainty else SURE,
-            reason=uncertainty,
+            uncertainty=uncertainty,
             artifacts=artifacts,
             hints=_version_hints(folder, package),
         )
@@ -261,7 +267,7 @@ def _watch_draft(folder: Folder, name: str, scripts: dict[str, str], manager: Pa
     is_angular = scripts[name].strip() == "ng test"
     separator = " --" if manager.name == "npm" else ""
     options = f"{separator} --watch=false --browsers=ChromeHeadless" if is_angular else ""
-    watch_reason = "the script watches files and may never end"
+    watch_uncertainty = "the script watches files and may never end"
     return _draft(
         folder,
         manager,
@@ -270,7 +276,7 @@ def _watch_draft(folder: Folder, name: str, scripts: dict[str, str], manager: Pa
         steps=(f"{manager.run(name)}{options}",),
         evidence=(_script_evidence(name, scripts),),
         confidence=LIKELY if is_angular else UNSURE,
-        reason="they run in Chrome, which the runner must have" if is_angular else watch_reason,
+        uncertainty="they run in Chrome, which the runner must have" if is_angular else watch_uncertainty,
     )
 
 
@@ -315,9 +321,11 @@ def _build_script_before_tests(
 
 def _offers_missing_build_output(folder_path: str, package: dict[str, Any], folder: Folder) -> bool:
     """Return whether an entry point of a package is in a build output folder that the repository does not contain."""
-    entries = [string_or_empty(package.get(key)) for key in ("main", "module", "types")]
-    entries += string_list(package.get("bin")) or string_list(list(get_table(package, "bin").values()))
-    output_folders = {folder_path + match[1] for entry in entries if (match := BUILD_OUTPUT.match(entry))}
+    entry_points = [string_or_empty(package.get(key)) for key in ("main", "module", "types")]
+    entry_points += string_list(package.get("bin")) or string_list(list(get_table(package, "bin").values()))
+    output_folders = {
+        folder_path + match[1] for entry_point in entry_points if (match := BUILD_OUTPUT.match(entry_point))
+    }
     return any(not folder.has_folder(output_folder) for output_folder in sorted(output_folders))
 
 
@@ -362,7 +370,7 @@ def _test_workspace_members(
             steps=(command,),
             evidence=(evidence,),
             confidence=LIKELY,
-            reason="packages of a workspace may have to be built first",
+            uncertainty="packages of a workspace may have to be built first",
         )
     ]
 
@@ -374,26 +382,30 @@ def _run_binary(manager: PackageManager) -> str:
 def _build_drafts(
     folder: Folder, package: dict[str, Any], scripts: dict[str, str], manager: PackageManager
 ) -> list[JobDraft]:
-    name = _first_script(scripts, BUILD_SCRIPTS)
-    if name is None or NO_TESTS.search(scripts[name]):
+    script_name = _first_script(scripts, BUILD_SCRIPTS)
+    if script_name is None or NO_TESTS.search(scripts[script_name]):
         return []
-    is_usual = name == "build" and not re.search(r"docker|deploy|publish", scripts[name])
+    is_usual = script_name == "build" and not re.search(r"docker|deploy|publish", scripts[script_name])
     return [
         _draft(
             folder,
             manager,
             task="build",
             title="Node build",
-            steps=(manager.run(name),),
-            evidence=(_script_evidence(name, scripts),),
+            steps=(manager.run(script_name),),
+            evidence=(_script_evidence(script_name, scripts),),
             confidence=SURE if is_usual else LIKELY,
-            reason="" if is_usual else "it may do more than build, or need more than its packages",
+            uncertainty="" if is_usual else "it may do more than build, or need more than its packages",
         )
     ]
 
 
 def _lint(folder: Folder, package: dict[str, Any], scripts: dict[str, str], manager: PackageManager) -> list[JobDraft]:
-    names = [name for kind in (LINT_SCRIPTS, TYPE_SCRIPTS, FORMAT_SCRIPTS) if (name := _first_script(scripts, kind))]
+    names = [
+        name
+        for script_names in (LINT_SCRIPTS, TYPE_SCRIPTS, FORMAT_SCRIPTS)
+        if (name := _first_script(scripts, script_names))
+    ]
     if _first_script(scripts, TYPE_SCRIPTS) is None and re.match(r"(vue-)?tsc\b", scripts.get("check", "")):
         names.append("check")
     names = [
@@ -406,12 +418,14 @@ def _lint(folder: Folder, package: dict[str, Any], scripts: dict[str, str], mana
     is_fixing = any("--fix" in scripts[name] or "--write" in scripts[name] for name in names)
     runs_pattern = any("*" in scripts[name] and "run" in scripts[name] for name in names)
     is_workspace_root = is_workspace(folder)
-    reason = (
+    uncertainty = (
         "it fixes problems instead of reporting them, and may not fail"
         if is_fixing
         else "packages of a workspace may have to be built first"
     )
-    reason = "some of the scripts that it runs may need build output" if runs_pattern and not is_fixing else reason
+    uncertainty = (
+        "some of the scripts that it runs may need build output" if runs_pattern and not is_fixing else uncertainty
+    )
     is_sure = not is_fixing and not is_workspace_root and not runs_pattern
     return [
         _draft(
@@ -422,7 +436,7 @@ def _lint(folder: Folder, package: dict[str, Any], scripts: dict[str, str], mana
             steps=tuple(manager.run(name) for name in names),
             evidence=tuple(_script_evidence(name, scripts) for name in names),
             confidence=SURE if is_sure else LIKELY,
-            reason="" if is_sure else reason,
+            uncertainty="" if is_sure else uncertainty,
         )
     ]
 

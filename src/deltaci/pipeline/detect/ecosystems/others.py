@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, Confidence, JobDraft, Project
+from deltaci.pipeline.detect.proposals import LIKELY, SURE, UNSURE, Confidence, JobDraft, Project
 from deltaci.pipeline.detect.tree import Folder
 
 
@@ -18,7 +18,7 @@ class DetectionRule(NamedTuple):
     title: str
     steps: tuple[str, ...]
     confidence: Confidence = LIKELY
-    reason: str = "requirements other than packages are not declared"
+    uncertainty: str = "requirements other than packages are not declared"
     evidence: str = ""  # A regular expression; a path below the folder must match it too.
 
 
@@ -71,7 +71,8 @@ def find_all(folder: Folder) -> list[Project]:
         evidence = (f"there is {file}", *(("there are tests",) if evidence_path and rule.task == "test" else ()))
         drafts.setdefault(rule.ecosystem, []).append(
             JobDraft(
-                task=rule.task, title=rule.title, confidence=rule.confidence, reason=rule.reason, steps=rule.steps,
+                task=rule.task, title=rule.title, confidence=rule.confidence, uncertainty=rule.uncertainty,
+                steps=rule.steps,
                 evidence=evidence if re.fullmatch(r"[\w.]+", file) else (f"there is a file for {rule.ecosystem}",),
             )
         )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from deltaci.pipeline import model
-from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, Confidence, JobDraft, Project
+from deltaci.pipeline.detect.proposals import LIKELY, SURE, UNSURE, Confidence, JobDraft, Project
 from deltaci.pipeline.detect.tree import Folder, get_table
 
 ECOSYSTEM: Final = "php"
@@ -36,7 +36,7 @@ def _draft(
     steps: tuple[str, ...],
     evidence: str,
     confidence: Confidence = SURE,
-    reason: str = "",
+    uncertainty: str = "",
     artifacts: tuple[model.Artifact, ...] = (),
 ) -> JobDraft:
     lock_file = folder.from_root(folder.find_file("composer.lock") or MANIFEST)
@@ -47,7 +47,7 @@ def _draft(
         task=task,
         title=title,
         confidence=confidence,
-        reason=reason,
+        uncertainty=uncertainty,
         evidence=(evidence,),
         steps=(INSTALL, *steps),
         env={"COMPOSER_CACHE_DIR": ".cache/composer"},

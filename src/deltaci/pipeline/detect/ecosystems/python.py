@@ -31,7 +31,7 @@ from deltaci.pipeline.detect.ecosystems.python_tools import (
     read_nox,
     read_tox,
 )
-from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, Confidence, JobDraft, Project, quoted
+from deltaci.pipeline.detect.proposals import LIKELY, SURE, UNSURE, Confidence, JobDraft, Project, quoted
 from deltaci.pipeline.detect.tasks import test_recipe
 from deltaci.pipeline.detect.tree import Folder, get_nested, get_table, string_list, string_or_empty
 
@@ -85,22 +85,24 @@ def find(folder: Folder) -> Project | None:
     project = _read_project(folder)
     if project is None:
         return None
-    tests, unclear = _tests(project)
-    build = _build_drafts(project)
-    lint = lint_drafts(folder, project.pyproject, project.setup_cfg, project.checkout)
-    return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=(*build, *tests, *lint), unclear=unclear)
+    test_drafts, unclear = _propose_tests(project)
+    build_drafts = _build_drafts(project)
+    linter_drafts = lint_drafts(folder, project.pyproject, project.setup_cfg, project.checkout)
+    return Project(
+        ecosystem=ECOSYSTEM, folder=folder.path, drafts=(*build_drafts, *test_drafts, *linter_drafts), unclear=unclear
+    )
 
 
 def _read_project(folder: Folder) -> PythonProject | None:
     pyproject, setup_cfg = folder.toml("pyproject.toml"), folder.ini("setup.cfg")
     is_declared = bool({"project", "build-system"} & set(pyproject)) or bool(get_table(pyproject, "tool", "poetry"))
     is_package = is_declared or folder.find_file("setup.py") is not None or "metadata" in setup_cfg
-    tests = [path for path in folder.paths_matching(TEST_FILE) if not path.endswith("setup_test.py")][:5000]
+    test_paths = [path for path in folder.paths_matching(TEST_FILE) if not path.endswith("setup_test.py")][:5000]
     has_code = is_package or folder.find_file("manage.py", "Pipfile") is not None
     has_unpackaged_code = folder.find_file(
         "requirements.txt", "tox.ini", "noxfile.py"
     ) is not None and folder.first_match(r".*\.py")
-    if not has_code and not has_unpackaged_code and not (pyproject and tests):
+    if not has_code and not has_unpackaged_code and not (pyproject and test_paths):
         return None
     project = PythonProject(
         folder=folder,
@@ -108,9 +110,9 @@ def _read_project(folder: Folder) -> PythonProject | None:
         setup_cfg=setup_cfg,
         setup_py=folder.text("setup.py"),
         is_package=is_package,
-        tests=tests,
+        test_paths=test_paths,
     )
-    project.pytest = _pytest_evidence(project)
+    project.pytest_evidence = _pytest_evidence(project)
     metadata_text = folder.text("pyproject.toml") + folder.text("setup.cfg") + project.setup_py
     project.checkout = 0 if any(name in metadata_text for name in GIT_VERSION_TOOLS) else True
     return project
@@ -131,7 +133,7 @@ def _pytest_evidence(project: PythonProject) -> str | None:
         if re.search(r"(?<![\w-])pytest(?![\w])", folder.text(name)):
             return f"{name} names pytest"
     written_for_pytest = (
-        path for path in project.tests if path.count("/") <= 1 and PYTEST_STYLE.search(folder.text(path))
+        path for path in project.test_paths if path.count("/") <= 1 and PYTEST_STYLE.search(folder.text(path))
     )
     return next((f"{path} is written for pytest" for path in written_for_pytest), None)
 
@@ -139,62 +141,62 @@ def _pytest_evidence(project: PythonProject) -> str | None:
 # -- tests
 
 
-def _tests(project: PythonProject) -> tuple[tuple[JobDraft, ...], tuple[str, ...]]:
+def _propose_tests(project: PythonProject) -> tuple[tuple[JobDraft, ...], tuple[str, ...]]:
     """Return the job that runs the tests or, if there is none, a message about the missing tests.
 
     Neither for a project that has no tests and is no package.
     """
     folder = project.folder
     has_lock = folder.find_file("uv.lock", "poetry.lock", "pdm.lock") is not None
-    tox, nox = read_tox(folder, project.pyproject, project.setup_cfg), read_nox(folder)
-    if tox and tox.test and not (has_lock and project.pytest):
-        return (_tox_draft(project, tox),), ()
+    tox_config, nox_config = read_tox(folder, project.pyproject, project.setup_cfg), read_nox(folder)
+    if tox_config and tox_config.test_environment and not (has_lock and project.pytest_evidence):
+        return (_tox_draft(project, tox_config),), ()
     installation = plan_installation(project)
     nested_manage_path = (
         folder.first_match(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/manage\.py") if folder.find_file("manage.py") is None else None
     )
     manage_path = folder.find_file("manage.py") or nested_manage_path
-    if manage_path and not project.pytest:
+    if manage_path and not project.pytest_evidence:
         return (_django_draft(project, installation, manage_path),), ()
-    if nox and nox.test and not (installation.is_declared and project.pytest):
-        return (_nox_draft(project, nox),), ()
+    if nox_config and nox_config.test_session and not (installation.is_declared and project.pytest_evidence):
+        return (_nox_draft(project, nox_config),), ()
     is_undeclared = not installation.is_declared and not installation.is_locked
     if is_undeclared and (script := hatch_test_command(folder, project.pyproject)):
         return (_hatch_draft(project, script),), ()
     if (is_undeclared or _compiler_backend(project)) and INSTALL_COMMANDS.search(test_recipe(folder)):
         return (_make_draft(project),), ()
-    if project.pytest and (project.tests or folder.first_match(r"(?:.*/)?(?:tests?|testing)/.*\.py")):
+    if project.pytest_evidence and (project.test_paths or folder.first_match(r"(?:.*/)?(?:tests?|testing)/.*\.py")):
         return (_pytest_draft(project, installation),), ()
-    if project.tests:
+    if project.test_paths:
         return (_unittest_draft(project, installation),), ()
-    if project.pytest:
-        return (), (f"{project.pytest}, but no test files were found",)
+    if project.pytest_evidence:
+        return (), (f"{project.pytest_evidence}, but no test files were found",)
     return (), ("no tests were found in this Python project",) if project.is_package else ()
 
 
-def _tox_draft(project: PythonProject, tox: ToxConfig) -> JobDraft:
-    packages = "tox tox-uv" if tox.uses_uv else "tox"
+def _tox_draft(project: PythonProject, tox_config: ToxConfig) -> JobDraft:
+    packages = "tox tox-uv" if tox_config.uses_uv else "tox"
     return JobDraft(
         task="test",
         title="Python tests with tox",
-        confidence=SURE if tox.is_plain else LIKELY,
-        reason="" if tox.is_plain else tox.reason,
-        evidence=(tox.evidence,),
+        confidence=SURE if tox_config.is_plain else LIKELY,
+        uncertainty="" if tox_config.is_plain else tox_config.uncertainty,
+        evidence=(tox_config.evidence,),
         checkout=project.checkout,
-        steps=(*install_tools(packages), f"{TOOLS_BIN}/tox run -e {tox.test}"),
+        steps=(*install_tools(packages), f"{TOOLS_BIN}/tox run -e {tox_config.test_environment}"),
         hints=_version_hints(project),
     )
 
 
-def _nox_draft(project: PythonProject, nox: NoxConfig) -> JobDraft:
+def _nox_draft(project: PythonProject, nox_config: NoxConfig) -> JobDraft:
     return JobDraft(
         task="test",
         title="Python tests with nox",
         confidence=LIKELY,
-        evidence=(nox.evidence,),
+        evidence=(nox_config.evidence,),
         checkout=project.checkout,
-        reason="the session may require versions of Python that the runner does not have",
-        steps=(*install_tools("nox"), f"{RUN_NOX} -s {nox.test}"),
+        uncertainty="the session may require versions of Python that the runner does not have",
+        steps=(*install_tools("nox"), f"{RUN_NOX} -s {nox_config.test_session}"),
         hints=_version_hints(project),
     )
 
@@ -220,7 +222,7 @@ def _make_draft(project: PythonProject) -> JobDraft:
         task="test",
         title="Python tests with make",
         confidence=LIKELY,
-        reason="only the Makefile declares what the tests need",
+        uncertainty="only the Makefile declares what the tests need",
         evidence=("the Makefile has the target 'test', which installs its requirements",),
         steps=("python3 -m venv .venv", 'PATH="$PWD/.venv/bin:$PATH" make test'),
         checkout=project.checkout,
@@ -230,30 +232,30 @@ def _make_draft(project: PythonProject) -> JobDraft:
 
 def _pytest_draft(project: PythonProject, installation: Installation) -> JobDraft:
     confidence: Confidence = SURE
-    reason = ""
+    uncertainty = ""
     backend = _compiler_backend(project)
     if backend == "mesonpy":
-        confidence, reason = UNSURE, "meson-python builds it in place, and the build requirements are a guess"
+        confidence, uncertainty = UNSURE, "meson-python builds it in place, and the build requirements are a guess"
     elif backend and not installation.is_declared and not installation.is_locked:
-        confidence, reason = (
+        confidence, uncertainty = (
             UNSURE,
             f"{backend} builds it, and the requirements of the build and the tests are not declared",
         )
     elif backend:
-        confidence, reason = LIKELY, f"{backend} builds it, which may need a compiler and libraries"
+        confidence, uncertainty = LIKELY, f"{backend} builds it, which may need a compiler and libraries"
     elif not installation.is_declared and not installation.is_locked:
-        confidence, reason = LIKELY, "no requirements of the tests are declared besides pytest"
-    elif not project.tests:
-        confidence, reason = LIKELY, "there are tests, but none has a usual file name"
+        confidence, uncertainty = LIKELY, "no requirements of the tests are declared besides pytest"
+    elif not project.test_paths:
+        confidence, uncertainty = LIKELY, "there are tests, but none has a usual file name"
     install_with_uv = (f"{PACKAGE_MANAGERS_BIN}/uv pip install pytest",) if project.folder.find_file("uv.lock") else ()
     install_with_pip = () if installation.is_locked else (".venv/bin/python -m pip install pytest",)
     install_pytest = () if _installs_pytest(project) else install_with_uv or install_with_pip
-    pytest_evidence = project.pytest or "there are test files"
+    pytest_evidence = project.pytest_evidence or "there are test files"
     return JobDraft(
         task="test",
         title="Python tests with pytest",
         confidence=confidence,
-        reason=reason,
+        uncertainty=uncertainty,
         evidence=(pytest_evidence, *installation.evidence),
         env=installation.env,
         caches=installation.caches,
@@ -282,7 +284,7 @@ def _django_draft(project: PythonProject, installation: Installation, manage_pat
         title="Django tests",
         confidence=LIKELY,
         evidence=(f"there is {manage_path}", *installation.evidence),
-        reason="its settings may need a database or secrets",
+        uncertainty="its settings may need a database or secrets",
         env=installation.env,
         caches=installation.caches,
         steps=(*installation.steps, f".venv/bin/python {manage_path} test"),
@@ -291,21 +293,24 @@ def _django_draft(project: PythonProject, installation: Installation, manage_pat
 
 
 def _unittest_draft(project: PythonProject, installation: Installation) -> JobDraft:
-    """Return a job for test files without evidence of pytest: unittest if they import it, else a guess with pytest."""
+    """Return a job for test files without evidence of pytest.
+
+    It runs unittest if they import it and have names that it discovers; else it is a guess with pytest.
+    """
     folder = project.folder
-    test_texts = [(path, folder.text(path)) for path in project.tests if folder.text(path)]
+    test_texts = [(path, folder.text(path)) for path in project.test_paths if folder.text(path)]
     unittest_file = next(
         (path for path, text in test_texts if re.search(r"(?m)^[ \t]*(?:import|from) unittest\b", text)), None
     )
     test_folder = next((name for name in ("tests", "test") if folder.first_match(rf"{name}/.*\.py")), None)
     start_option = f" -s {test_folder}" if test_folder and not folder.find_file(f"{test_folder}/__init__.py") else ""
-    has_unusual_names = not any(path.rpartition("/")[2].startswith("test") for path in project.tests)
+    has_unusual_names = not any(path.rpartition("/")[2].startswith("test") for path in project.test_paths)
     if unittest_file and not has_unusual_names:
         return JobDraft(
             task="test",
             title="Python tests with unittest",
             confidence=LIKELY,
-            reason="it is not declared how the tests are started",
+            uncertainty="it is not declared how the tests are started",
             evidence=(f"{unittest_file} imports unittest", *installation.evidence),
             steps=(*installation.steps, f".venv/bin/python -m unittest discover -v{start_option}"),
             env=installation.env,
@@ -313,12 +318,12 @@ def _unittest_draft(project: PythonProject, installation: Installation) -> JobDr
             checkout=project.checkout,
         )
     draft = _pytest_draft(project, installation)
-    evidence = f"{project.tests[0]} looks like a test" if project.tests else "there are tests"
+    evidence = f"{project.test_paths[0]} looks like a test" if project.test_paths else "there are tests"
     return JobDraft(
         task="test",
         title=draft.title,
         confidence=UNSURE,
-        reason="it is not declared how the tests are started",
+        uncertainty="it is not declared how the tests are started",
         evidence=(quoted(evidence, 100).strip("'"), *installation.evidence),
         steps=draft.steps,
         env=draft.env,
@@ -380,7 +385,7 @@ def _build_drafts(project: PythonProject) -> tuple[JobDraft, ...]:
     if not is_declared and not project.setup_py:
         return ()
     is_sure = bool(is_declared) and not backend
-    reason = (
+    uncertainty = (
         f"{backend} builds it, which may need a compiler and libraries"
         if backend
         else "only setup.py describes the build"
@@ -390,7 +395,7 @@ def _build_drafts(project: PythonProject) -> tuple[JobDraft, ...]:
             task="build",
             title="Python package",
             confidence=SURE if is_sure else LIKELY,
-            reason="" if is_sure else reason,
+            uncertainty="" if is_sure else uncertainty,
             evidence=("pyproject.toml has [build-system]" if is_declared else "there is setup.py",),
             steps=(*install_tools("build"), f"{TOOLS_BIN}/python -m build"),
             checkout=project.checkout,

@@ -36,8 +36,8 @@ class PythonProject(Struct, kw_only=True):
     setup_cfg: dict[str, Any]
     setup_py: str
     is_package: bool
-    pytest: str | None = None  # Evidence that pytest is used.
-    tests: list[str] = []
+    pytest_evidence: str | None = None  # Evidence that pytest is used.
+    test_paths: list[str] = []
     checkout: bool | int = True
 
 
@@ -57,7 +57,7 @@ def plan_installation(project: PythonProject) -> Installation:
     folder = project.folder
     groups, extras = get_table(project.pyproject, "dependency-groups"), package_extras(project)
     if folder.find_file("uv.lock") and project.pyproject:
-        options = [*_options("--group", groups), *_options("--extra", extras)]
+        options = [*_select_options("--group", groups), *_select_options("--extra", extras)]
         sync_command = " ".join([f"{PACKAGE_MANAGERS_BIN}/uv sync --frozen", *options])
         return Installation(
             steps=(*install_tools("uv", PACKAGE_MANAGERS_BIN), sync_command),
@@ -73,7 +73,7 @@ def plan_installation(project: PythonProject) -> Installation:
     ):
         return _install_with_poetry(project, extras)
     if folder.find_file("pdm.lock"):
-        options = _options("-G", {**groups, **extras})
+        options = _select_options("-G", {**groups, **extras})
         install_command = " ".join([f"{PACKAGE_MANAGERS_BIN}/pdm install --frozen-lockfile", *options])
         return Installation(
             steps=(*install_tools("pdm", PACKAGE_MANAGERS_BIN), install_command),
@@ -93,7 +93,7 @@ def plan_installation(project: PythonProject) -> Installation:
 def _install_with_poetry(project: PythonProject, extras: dict[str, Any]) -> Installation:
     groups = get_table(project.pyproject, "tool", "poetry", "group")
     optional_groups = {name: group for name, group in groups.items() if get_nested(group, "optional") is True}
-    options = [*_options("--with", optional_groups), *_options("--extras", extras)]
+    options = [*_select_options("--with", optional_groups), *_select_options("--extras", extras)]
     evidence = (
         "there is poetry.lock" if project.folder.find_file("poetry.lock") else "pyproject.toml is configured for Poetry"
     )
@@ -175,7 +175,7 @@ def test_group_name(requirements_by_name: dict[str, Any]) -> str | None:
     return next(iter([*usual_names, *plain_names, *development_names]), None)
 
 
-def _options(option: str, requirements_by_name: dict[str, Any]) -> list[str]:
+def _select_options(option: str, requirements_by_name: dict[str, Any]) -> list[str]:
     name = test_group_name(requirements_by_name)
     return [f"{option} {name}"] if name else []
 

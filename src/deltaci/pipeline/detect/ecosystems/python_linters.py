@@ -16,7 +16,7 @@ from deltaci.pipeline.detect.ecosystems.python_tools import (
     read_nox,
     read_tox,
 )
-from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, JobDraft, Project
+from deltaci.pipeline.detect.proposals import LIKELY, SURE, UNSURE, JobDraft, Project
 from deltaci.pipeline.detect.tree import Folder, get_nested, get_table
 
 PRE_COMMIT: Final = ".pre-commit-config.yaml"
@@ -27,31 +27,31 @@ def lint_drafts(
     folder: Folder, pyproject: dict[str, Any], setup_cfg: dict[str, Any], checkout: bool | int
 ) -> tuple[JobDraft, ...]:
     """Return at most one job for style checks and one for type checks."""
-    tox, nox = read_tox(folder, pyproject, setup_cfg), read_nox(folder)
-    if tox and tox.lint:
-        packages = "tox tox-uv" if tox.uses_uv else "tox"
+    tox_config, nox_config = read_tox(folder, pyproject, setup_cfg), read_nox(folder)
+    if tox_config and tox_config.lint_environment:
+        packages = "tox tox-uv" if tox_config.uses_uv else "tox"
         return (
             JobDraft(
                 task="lint",
                 title="Python linters with tox",
                 confidence=SURE,
-                evidence=(f"tox has the environment {tox.lint!r}",),
-                steps=(*install_tools(packages), f"{TOOLS_BIN}/tox run -e {tox.lint}"),
+                evidence=(f"tox has the environment {tox_config.lint_environment!r}",),
+                steps=(*install_tools(packages), f"{TOOLS_BIN}/tox run -e {tox_config.lint_environment}"),
                 checkout=checkout,
             ),
         )
     if folder.find_file(PRE_COMMIT):
         return (_pre_commit_draft(),)
-    if nox and nox.lint:
+    if nox_config and nox_config.lint_session:
         return (
             JobDraft(
                 task="lint",
                 title="Python linters with nox",
                 confidence=LIKELY,
                 checkout=checkout,
-                evidence=(f"noxfile.py has the session {nox.lint!r}",),
-                reason="the requirements of the session are unknown",
-                steps=(*install_tools("nox"), f"{RUN_NOX} -s {nox.lint}"),
+                evidence=(f"noxfile.py has the session {nox_config.lint_session!r}",),
+                uncertainty="the requirements of the session are unknown",
+                steps=(*install_tools("nox"), f"{RUN_NOX} -s {nox_config.lint_session}"),
             ),
         )
     return (*_style_drafts(folder, pyproject, setup_cfg), *_type_drafts(folder, pyproject, setup_cfg))
@@ -70,7 +70,7 @@ def _pre_commit_draft() -> JobDraft:
         title="pre-commit",
         confidence=LIKELY,
         evidence=(f"there is {PRE_COMMIT}",),
-        reason="its hooks may need the tools of other languages",
+        uncertainty="its hooks may need the tools of other languages",
         # This hook protects the main branch from local commits; it would fail on a checkout of that branch.
         env={"SKIP": "no-commit-to-branch"},
         steps=(*install_tools("pre-commit"), f"{TOOLS_BIN}/pre-commit run --all-files --show-diff-on-failure"),
@@ -93,15 +93,18 @@ def _style_drafts(folder: Folder, pyproject: dict[str, Any], setup_cfg: dict[str
         linters.append(("black", "pyproject.toml has [tool.black]", (f"{TOOLS_BIN}/black --check .",)))
     if not linters:
         return ()
-    versions = {name: _pinned_version(folder, pyproject, name) for name, _, _ in linters}
-    package_arguments = " ".join(f"{name}=={versions[name]}" if versions[name] else name for name, _, _ in linters)
+    versions = {linter_name: _pinned_version(folder, pyproject, linter_name) for linter_name, _, _ in linters}
+    package_arguments = " ".join(
+        f"{linter_name}=={versions[linter_name]}" if versions[linter_name] else linter_name
+        for linter_name, _, _ in linters
+    )
     is_sure = all(versions.values())
     return (
         JobDraft(
             task="lint",
-            title=f"Python style with {' and '.join(name for name, _, _ in linters)}",
+            title=f"Python style with {' and '.join(linter_name for linter_name, _, _ in linters)}",
             confidence=SURE if is_sure else LIKELY,
-            reason="" if is_sure else UNPINNED,
+            uncertainty="" if is_sure else UNPINNED,
             evidence=tuple(evidence if " " in evidence else f"there is {evidence}" for _, evidence, _ in linters),
             steps=(*install_tools(package_arguments), *(step for _, _, steps in linters for step in steps)),
         ),
@@ -131,14 +134,20 @@ def _type_drafts(folder: Folder, pyproject: dict[str, Any], setup_cfg: dict[str,
     if not mypy_config:
         return ()
     has_targets = any(get_nested(mypy_config, key) for key in ("files", "packages", "modules"))
-    target = "" if has_targets else " src" if folder.first_match(r"src/.*\.py") else " ."
+    path_argument = "" if has_targets else " src" if folder.first_match(r"src/.*\.py") else " ."
     return (
         JobDraft(
             task="types",
             title="Python types with mypy",
             confidence=UNSURE,
             evidence=("mypy is configured",),
-            reason="which stubs it needs" + ("" if has_targets else " and which files it checks") + " is not declared",
-            steps=("python3 -m venv .venv", ".venv/bin/python -m pip install mypy -e .", f".venv/bin/mypy{target}"),
+            uncertainty="which stubs it needs"
+            + ("" if has_targets else " and which files it checks")
+            + " is not declared",
+            steps=(
+                "python3 -m venv .venv",
+                ".venv/bin/python -m pip install mypy -e .",
+                f".venv/bin/mypy{path_argument}",
+            ),
         ),
     )

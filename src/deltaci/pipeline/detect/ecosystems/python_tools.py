@@ -40,10 +40,10 @@ class ToxConfig(Struct, frozen=True, kw_only=True):
     """The environments of a tox configuration that run tests and linters."""
 
     evidence: str
-    test: str | None = None  # The environment that runs the tests.
-    lint: str | None = None
-    is_plain: bool = True  # False: `reason` says why the commands are uncertain.
-    reason: str = ""
+    test_environment: str | None = None  # The environment that runs the tests.
+    lint_environment: str | None = None
+    is_plain: bool = True  # False: `uncertainty` says why the commands are uncertain.
+    uncertainty: str = ""
     uses_uv: bool = False
 
 
@@ -51,8 +51,8 @@ class NoxConfig(Struct, frozen=True, kw_only=True):
     """The sessions of a noxfile that run tests and linters."""
 
     evidence: str
-    test: str | None = None
-    lint: str | None = None
+    test_session: str | None = None
+    lint_session: str | None = None
 
 
 def read_tox(folder: Folder, pyproject: dict[str, Any], setup_cfg: dict[str, Any]) -> ToxConfig | None:
@@ -70,66 +70,88 @@ def read_tox(folder: Folder, pyproject: dict[str, Any], setup_cfg: dict[str, Any
 
 def _read_ini(folder: Folder, file_name: str, legacy_ini: str) -> ToxConfig | None:
     if legacy_ini and file_name == "pyproject.toml":
-        sections = {name: {"commands": legacy_ini} for name in re.findall(r"(?m)^\[(testenv[^\]]*)\]", legacy_ini)}
+        sections = {
+            section_name: {"commands": legacy_ini}
+            for section_name in re.findall(r"(?m)^\[(testenv[^\]]*)\]", legacy_ini)
+        }
         return _from_sections({"tox": {}, **sections}, file_name, legacy_ini)
     return _from_sections(folder.ini("tox.ini"), file_name, folder.text("tox.ini"))
 
 
 def _from_sections(sections: dict[str, Any], file_name: str, text: str) -> ToxConfig | None:
-    if "tox" not in sections and "tox:tox" not in sections and not any(name.startswith("testenv") for name in sections):
+    if (
+        "tox" not in sections
+        and "tox:tox" not in sections
+        and not any(section_name.startswith("testenv") for section_name in sections)
+    ):
         return None
-    environments = [name.removeprefix("testenv:") for name in sections if name.startswith("testenv:")]
-    lines = [
+    environments = [
+        section_name.removeprefix("testenv:") for section_name in sections if section_name.startswith("testenv:")
+    ]
+    command_lines = [
         line.strip()
         for line in string_or_empty(get_nested(sections, "testenv", "commands")).splitlines()
         if line.strip()
     ]
-    factor_matches = [re.match(r"([\w.,!{}-]+):(?:\s|$)", line) for line in lines]
+    factor_matches = [re.match(r"([\w.,!{}-]+):(?:\s|$)", line) for line in command_lines]
     uses_uv = "uv-venv" in text
-    lint = _first_in(LINT_NAMES, environments)
-    if lines and not all(factor_matches):
-        uses_variables = any(re.search(r"\{env:\w+\}", line[:2000]) for line in lines)
-        reason = "its commands are taken from environment variables" if uses_variables else ""
+    lint_environment = _first_in(LINT_NAMES, environments)
+    if command_lines and not all(factor_matches):
+        uses_variables = any(re.search(r"\{env:\w+\}", line[:2000]) for line in command_lines)
+        uncertainty = "its commands are taken from environment variables" if uses_variables else ""
         return ToxConfig(
             evidence=f"{file_name} configures the commands of tox",
-            test="py",
-            lint=lint,
+            test_environment="py",
+            lint_environment=lint_environment,
             is_plain=not uses_variables,
-            reason=reason,
+            uncertainty=uncertainty,
             uses_uv=uses_uv,
         )
     factor_names = [factor for match in factor_matches if match for factor in re.split(r"[,{}]", match[1])]
     if environment := _first_in(UNIT_TEST_NAMES, factor_names):
         return ToxConfig(
             evidence=f"{file_name} configures the commands of tox for {environment!r}",
-            test=f"py-{environment}",
-            lint=lint,
+            test_environment=f"py-{environment}",
+            lint_environment=lint_environment,
             uses_uv=uses_uv,
         )
     if environment := _first_in(UNIT_TEST_NAMES, environments):
         return ToxConfig(
-            evidence=f"{file_name} has [testenv:{environment}]", test=environment, lint=lint, uses_uv=uses_uv
-        )
-    if lines and "py" in "".join(factor_names):
-        reason = "which commands run depends on the selected environment"
-        return ToxConfig(
-            evidence=f"{file_name} configures the commands of tox",
-            test="py",
-            lint=lint,
-            is_plain=False,
-            reason=reason,
+            evidence=f"{file_name} has [testenv:{environment}]",
+            test_environment=environment,
+            lint_environment=lint_environment,
             uses_uv=uses_uv,
         )
-    return ToxConfig(evidence=f"there is {file_name}", lint=lint, uses_uv=uses_uv)
+    if command_lines and "py" in "".join(factor_names):
+        uncertainty = "which commands run depends on the selected environment"
+        return ToxConfig(
+            evidence=f"{file_name} configures the commands of tox",
+            test_environment="py",
+            lint_environment=lint_environment,
+            is_plain=False,
+            uncertainty=uncertainty,
+            uses_uv=uses_uv,
+        )
+    return ToxConfig(evidence=f"there is {file_name}", lint_environment=lint_environment, uses_uv=uses_uv)
 
 
 def _from_toml(config: dict[str, Any], file_name: str, text: str) -> ToxConfig:
     environments, uses_uv = list(get_table(config, "env")), "uv-venv" in text
-    lint = _first_in(LINT_NAMES, environments)
+    lint_environment = _first_in(LINT_NAMES, environments)
     if get_nested(config, "env_run_base", "commands"):
-        return ToxConfig(evidence=f"{file_name} configures the commands of tox", test="py", lint=lint, uses_uv=uses_uv)
-    test = _first_in(UNIT_TEST_NAMES, environments)
-    return ToxConfig(evidence=f"{file_name} configures the commands of tox", test=test, lint=lint, uses_uv=uses_uv)
+        return ToxConfig(
+            evidence=f"{file_name} configures the commands of tox",
+            test_environment="py",
+            lint_environment=lint_environment,
+            uses_uv=uses_uv,
+        )
+    test_environment = _first_in(UNIT_TEST_NAMES, environments)
+    return ToxConfig(
+        evidence=f"{file_name} configures the commands of tox",
+        test_environment=test_environment,
+        lint_environment=lint_environment,
+        uses_uv=uses_uv,
+    )
 
 
 def read_nox(folder: Folder) -> NoxConfig | None:
@@ -138,10 +160,14 @@ def read_nox(folder: Folder) -> NoxConfig | None:
     if not text:
         return None
     sessions = _session_names(text.splitlines()[:MAX_LINES])
-    test = _first_in(("tests", "test", "unit", "unit_tests", "unittest", "pytest"), sessions)
-    lint = _first_in(("lint", "pre-commit", "pre_commit", "style", "linters"), sessions)
-    evidence = f"noxfile.py has the session {test or lint!r}" if test or lint else "there is noxfile.py"
-    return NoxConfig(evidence=evidence, test=test, lint=lint)
+    test_session = _first_in(("tests", "test", "unit", "unit_tests", "unittest", "pytest"), sessions)
+    lint_session = _first_in(("lint", "pre-commit", "pre_commit", "style", "linters"), sessions)
+    evidence = (
+        f"noxfile.py has the session {test_session or lint_session!r}"
+        if test_session or lint_session
+        else "there is noxfile.py"
+    )
+    return NoxConfig(evidence=evidence, test_session=test_session, lint_session=lint_session)
 
 
 def _session_names(lines: list[str]) -> list[str]:

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from deltaci.pipeline import model
-from deltaci.pipeline.detect.findings import LIKELY, SURE, Confidence, JobDraft, Project
+from deltaci.pipeline.detect.proposals import LIKELY, SURE, Confidence, JobDraft, Project
 from deltaci.pipeline.detect.tree import Folder
 
 ECOSYSTEM: Final = "ruby"
@@ -35,19 +35,22 @@ def find(folder: Folder) -> Project | None:
             task=task,
             title=title,
             confidence=confidence,
-            reason=reason,
+            uncertainty=uncertainty,
             evidence=evidence,
             caches=caches,
             env={"BUNDLE_PATH": "vendor/bundle"},
             steps=("bundle install", command),
         )
-        for task, title, confidence, reason, evidence, command in (*_test(folder, gem_text), *_lint(folder, gem_text))
+        for task, title, confidence, uncertainty, evidence, command in (
+            *_test(folder, gem_text),
+            *_lint(folder, gem_text),
+        )
     ]
     unclear = () if drafts else ("there is a Gemfile, but no tests were detected",)
     return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=tuple(drafts), unclear=unclear)
 
 
-# Task, title, confidence, reason, evidence, command.
+# Task, title, confidence, uncertainty, evidence, command.
 DraftRow = tuple[str, str, Confidence, str, tuple[str, ...], str]
 
 
@@ -106,6 +109,6 @@ def _lint(folder: Folder, gem_text: str) -> list[DraftRow]:
     if not folder.find_file(".rubocop.yml"):
         return []
     is_declared = "rubocop" in gem_text or "standard" in gem_text
-    reason = "" if is_declared else "rubocop is not declared in the Gemfile"
+    uncertainty = "" if is_declared else "rubocop is not declared in the Gemfile"
     confidence: Confidence = SURE if is_declared else LIKELY
-    return [("lint", "Ruby linter", confidence, reason, ("there is .rubocop.yml",), "bundle exec rubocop")]
+    return [("lint", "Ruby linter", confidence, uncertainty, ("there is .rubocop.yml",), "bundle exec rubocop")]

@@ -6,7 +6,7 @@ import re
 from typing import Any, Final
 
 from deltaci.pipeline import model
-from deltaci.pipeline.detect.findings import LIKELY, SURE, UNSURE, JobDraft, Project
+from deltaci.pipeline.detect.proposals import LIKELY, SURE, UNSURE, JobDraft, Project
 from deltaci.pipeline.detect.tree import Folder, get_nested, get_table
 
 ECOSYSTEM: Final = "rust"
@@ -55,7 +55,7 @@ def find(folder: Folder) -> Project | None:
             task="build",
             title="Rust build",
             confidence=SURE if "package" in cargo else LIKELY,
-            reason="" if "package" in cargo else CRATES,
+            uncertainty="" if "package" in cargo else CRATES,
             evidence=evidence,
             steps=(f"cargo build{workspace_option}",),
             caches=caches,
@@ -65,7 +65,7 @@ def find(folder: Folder) -> Project | None:
             task="test",
             title="Rust tests",
             confidence=SURE if "package" in cargo else LIKELY,
-            reason="" if "package" in cargo else CRATES,
+            uncertainty="" if "package" in cargo else CRATES,
             evidence=evidence,
             steps=(f"cargo test{workspace_option}",),
             caches=caches,
@@ -80,7 +80,7 @@ def find(folder: Folder) -> Project | None:
             confidence=SURE
             if folder.find_file("clippy.toml", ".clippy.toml") or get_table(cargo, "workspace", "lints")
             else LIKELY,
-            reason=""
+            uncertainty=""
             if folder.find_file("clippy.toml", ".clippy.toml") or get_table(cargo, "workspace", "lints")
             else "clippy is not configured; it fails only for lints that the code denies",
             steps=(f"cargo clippy{workspace_option}",),
@@ -115,13 +115,13 @@ def _format(folder: Folder) -> JobDraft:
             confidence=UNSURE,
             evidence=evidence,
             steps=("cargo +nightly fmt --all --check",),
-            reason=f"{config} has options that only nightly rustfmt supports",
+            uncertainty=f"{config} has options that only nightly rustfmt supports",
         )
     return JobDraft(
         task="format",
         title="Rust format",
         confidence=SURE if config else LIKELY,
         evidence=evidence,
-        reason="" if config else "rustfmt is not configured",
+        uncertainty="" if config else "rustfmt is not configured",
         steps=("cargo fmt --all --check",),
     )

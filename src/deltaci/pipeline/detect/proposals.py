@@ -24,7 +24,7 @@ class JobDraft(Struct, frozen=True, kw_only=True):
     confidence: Confidence
     evidence: tuple[str, ...]
     steps: tuple[str, ...]  # Shell commands. From file contents, they contain only names that match a safe pattern.
-    reason: str = ""  # Why it is not certain; empty if the confidence is `SURE`.
+    uncertainty: str = ""  # Why it is not certain; empty if the confidence is `SURE`.
     env: dict[str, str] = {}
     caches: tuple[model.Cache, ...] = ()
     artifacts: tuple[model.Artifact, ...] = ()
@@ -41,7 +41,7 @@ class Project(Struct, frozen=True, kw_only=True):
     unclear: tuple[str, ...] = ()  # Messages about files for which no job could be proposed.
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class ProposedJob(Struct, frozen=True, kw_only=True):
     """A proposed job, with the evidence for it."""
 
     id: str
@@ -51,7 +51,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     confidence: Confidence
     evidence: tuple[str, ...]
     job: model.Job
-    reason: str = ""
+    uncertainty: str = msgspec.field(name="reason", default="")
     hints: tuple[str, ...] = ()
 
     @property
@@ -61,9 +61,9 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class Proposal(Struct, frozen=True, kw_only=True):
-    """All findings for a repository. `pipeline` contains the included jobs; it is None if there are none."""
+    """All proposed jobs of a repository. `pipeline` contains the included jobs; it is None if there are none."""
 
-    findings: tuple[Finding, ...] = ()
+    proposed_jobs: tuple[ProposedJob, ...] = ()
     unclear: tuple[str, ...] = ()
     pipeline: model.Pipeline | None = None
 
@@ -75,5 +75,5 @@ def weaker(first: Confidence, second: Confidence) -> Confidence:
 
 def quoted(text: str, max_chars: int = 60) -> str:
     """Return text from a file for a message: in single quotes, on one line, in printable ASCII, and shortened."""
-    single_line = "".join(char if " " <= char <= "~" else "?" for char in " ".join(text[: max_chars * 4].split()))
-    return f"'{single_line}'" if len(single_line) <= max_chars else f"'{single_line[: max_chars - 3]}...'"
+    printable_text = "".join(char if " " <= char <= "~" else "?" for char in " ".join(text[: max_chars * 4].split()))
+    return f"'{printable_text}'" if len(printable_text) <= max_chars else f"'{printable_text[: max_chars - 3]}...'"
