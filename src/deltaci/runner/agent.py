@@ -85,18 +85,18 @@ class Agent:
         self._folder = folder
         self._once = once
         self._drain_seconds = drain_seconds
-        self._jobs: dict[str, JobRunner] = {}
+        self._job_runners: dict[str, JobRunner] = {}
         self._control_channel = ControlChannel(
-            self._control_client, registration.runner_id, self._jobs.keys, self._cancel_job
+            self._control_client, registration.runner_id, self._job_runners.keys, self._cancel_job
         )
         self._lease_ids: set[str] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._job_tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = asyncio.Event()
         self._has_free_slot = asyncio.Event()
         self._is_keeper_ready = asyncio.Event()
         self._cell_pool: CellPool | None = None
         self._keeper: KeeperConnection | None = None
-        self._renewing = asyncio.Lock()
+        self._renew_lock = asyncio.Lock()
         self._leave_task: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
@@ -104,8 +104,8 @@ class Agent:
         if self._is_stopping.is_set():
             self._hand_back()
             return
-        if self._jobs:
-            LOGGER.info("leaving after %d running jobs; stop again to hand them back", len(self._jobs))
+        if self._job_runners:
+            LOGGER.info("leaving after %d running jobs; stop again to hand them back", len(self._job_runners))
         self._is_stopping.set()
         self._leave_task = asyncio.create_task(self._leave())
         self._has_free_slot.set()
@@ -116,8 +116,8 @@ class Agent:
             asyncio.get_running_loop().call_later(self._drain_seconds, self._hand_back)
 
     def _hand_back(self) -> None:
-        for job in self._jobs.values():
-            job.hand_back()
+        for job_runner in self._job_runners.values():
+            job_runner.hand_back()
 
     async def _leave(self) -> None:
         """Tell the server that this runner leaves. If that fails, the server notices when the heartbeats stop."""
@@ -148,8 +148,8 @@ class Agent:
         lease_task = asyncio.create_task(self._lease_jobs())
         try:
             await asyncio.wait({keeper_task, lease_task}, return_when=asyncio.FIRST_COMPLETED)
-            while lease_task.done() and self._tasks and not keeper_task.done():
-                await asyncio.wait({keeper_task, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
+            while lease_task.done() and self._job_tasks and not keeper_task.done():
+                await asyncio.wait({keeper_task, *self._job_tasks}, return_when=asyncio.FIRST_COMPLETED)
             if keeper_task.done():
                 await self._stop_jobs()
                 raise KeeperDied("the lease keeper ended; the jobs of this runner were stopped")
@@ -165,10 +165,10 @@ class Agent:
                 *background_tasks,
                 lease_task,
                 *leave_tasks,
-                *self._tasks,
+                *self._job_tasks,
             )
-            for task in unfinished:
-                task.cancel()
+            for job_task in unfinished:
+                job_task.cancel()
             await asyncio.gather(*unfinished, return_exceptions=True)
             await self._cell_pool.close()
             self._client.close_all()
@@ -177,7 +177,7 @@ class Agent:
             await self._keeper.close()
 
     def _start_dispatches(self) -> list[asyncio.Task[None]]:
-        """Start receiving dispatches and cancels from NATS, if it is configured. Return the task."""
+        """Start receiving dispatches and cancels from NATS, if it is configured. Return the task, or no task."""
         if self._nats is None or not self._registration.tenant:
             return []
         self._dispatches = DispatchPuller(
@@ -193,10 +193,10 @@ class Agent:
     async def _stop_jobs(self) -> None:
         """Stop all jobs because nothing proves their leases any more, and give them time to send their logs."""
         self._is_stopping.set()
-        for lease_id, job in self._jobs.items():
-            job.on_keeper_message(Lost(lease_id=lease_id, reason="KEEPER_GONE"))
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
+        for lease_id, job_runner in self._job_runners.items():
+            job_runner.on_keeper_message(Lost(lease_id=lease_id, reason="KEEPER_GONE"))
+        if self._job_tasks:
+            await asyncio.wait(self._job_tasks, timeout=STOP_SECONDS)
 
     def _send_to_keeper(self, command: KeeperCommand) -> None:
         if self._keeper is not None:
@@ -208,14 +208,16 @@ class Agent:
         while (message := await self._keeper.receive()) is not None:
             if isinstance(message, Ready):
                 self._is_keeper_ready.set()
-            job = self._jobs.get(message.lease_id)
-            if job is not None:
-                job.on_keeper_message(message)
+            job_runner = self._job_runners.get(message.lease_id)
+            if job_runner is not None:
+                job_runner.on_keeper_message(message)
 
     def _cancel_job(self, request: CancelRequested) -> None:
         """Cancel a job as if the keeper had received the cancel in a heartbeat response, which repeats it later."""
-        cancel = Cancel(lease_id=request.lease_id, deadline_seconds=request.deadline_seconds, reason=request.reason)
-        self._jobs[request.lease_id].on_keeper_message(cancel)
+        cancel_message = Cancel(
+            lease_id=request.lease_id, deadline_seconds=request.deadline_seconds, reason=request.reason
+        )
+        self._job_runners[request.lease_id].on_keeper_message(cancel_message)
 
     async def _renew(self) -> None:
         """Renew the credential whenever half of its lifetime has passed."""
@@ -231,17 +233,21 @@ class Agent:
                 self._renew_at = self._runtime.clock() + delay_seconds
 
     async def _refresh(self) -> None:
-        async with self._renewing:
-            renewed = await asyncio.to_thread(self._credentials.renew)
-        if renewed.runner_id != self._registration.runner_id:
-            LOGGER.info("the server had declared this runner lost; continuing as %s", renewed.runner_id)
-            self._control_channel.runner_id = renewed.runner_id
-        is_new, self._registration = renewed.runner_id != self._registration.runner_id, renewed
+        """Renew the credential and use it from now on.
+
+        If the server assigned a new runner id, continue under that id.
+        """
+        async with self._renew_lock:
+            new_registration = await asyncio.to_thread(self._credentials.renew)
+        if new_registration.runner_id != self._registration.runner_id:
+            LOGGER.info("the server had declared this runner lost; continuing as %s", new_registration.runner_id)
+            self._control_channel.runner_id = new_registration.runner_id
+        is_new, self._registration = new_registration.runner_id != self._registration.runner_id, new_registration
         if is_new and self._is_stopping.is_set():
             self._leave_task = asyncio.create_task(self._leave())  # The new incarnation must be signed off, too.
-        self._client.token = self._lease_client.token = self._control_client.token = renewed.credential
-        self._send_to_keeper(NewToken(token=renewed.credential))
-        self._renew_at = self._runtime.clock() + renewed.expires_in_seconds / 2
+        self._client.token = self._lease_client.token = self._control_client.token = new_registration.credential
+        self._send_to_keeper(NewToken(token=new_registration.credential))
+        self._renew_at = self._runtime.clock() + new_registration.expires_in_seconds / 2
 
     async def _lease_jobs(self) -> None:
         """Request leases for all free slots and start their jobs, until stopped. Starts when the keeper is ready."""
@@ -250,7 +256,7 @@ class Agent:
             await self._dispatches.wait_until_connected(RETRY_SECONDS)
         backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
         while not self._is_stopping.is_set():
-            free_slots = self._slots - len(self._tasks)
+            free_slots = self._slots - len(self._job_tasks)
             if free_slots <= 0:
                 self._has_free_slot.clear()
                 await self._has_free_slot.wait()
@@ -258,20 +264,20 @@ class Agent:
             free_slots = 1 if self._once else free_slots
             is_connected = self._dispatches is not None and self._dispatches.is_connected
             dispatches = await self._take_dispatches(free_slots)
-            request = wire.LeaseRequest(
+            lease_request = wire.LeaseRequest(
                 runner_id=self._registration.runner_id,
                 capabilities=self._labels,
                 slots=free_slots,
                 wait_seconds=self._lease_wait_seconds(is_connected),
                 attempts=list(dispatches),
             )
-            call = await self._request_leases(request)
-            if not call.done():
-                await asyncio.gather(call, return_exceptions=True)
+            request_task = await self._request_leases(lease_request)
+            if not request_task.done():
+                await asyncio.gather(request_task, return_exceptions=True)
                 await self._settle(dispatches, ())
                 return
             try:
-                response = await self._read_response(call)
+                response = await self._read_response(request_task)
             except Unreachable as error:
                 LOGGER.warning("%s; retrying", error)
                 await self._settle(dispatches, ())
@@ -286,13 +292,13 @@ class Agent:
                 await self._hand_back_unstarted(leases)
                 return
             self._has_backlog = bool(leases) and not dispatches
-            for granted in leases:
-                if granted.lease_id in self._lease_ids:
+            for granted_lease in leases:
+                if granted_lease.lease_id in self._lease_ids:
                     continue  # The same lease, delivered twice.
-                self._lease_ids.add(granted.lease_id)
-                task = asyncio.create_task(self._run_job(granted))
-                self._tasks.add(task)
-                task.add_done_callback(self._on_job_done)
+                self._lease_ids.add(granted_lease.lease_id)
+                job_task = asyncio.create_task(self._run_job(granted_lease))
+                self._job_tasks.add(job_task)
+                job_task.add_done_callback(self._on_job_done)
             if leases and self._once:
                 return
 
@@ -304,28 +310,28 @@ class Agent:
 
     async def _request_leases(self, request: wire.LeaseRequest) -> asyncio.Task[LeaseResponse]:
         """Request leases. The returned task is done unless the agent was stopped, which aborts a long poll."""
-        call = asyncio.create_task(asyncio.to_thread(self._lease_client.request_leases, request))
-        stopping = asyncio.create_task(self._is_stopping.wait())
+        request_task = asyncio.create_task(asyncio.to_thread(self._lease_client.request_leases, request))
+        stop_task = asyncio.create_task(self._is_stopping.wait())
         try:
-            await asyncio.wait({call, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not call.done() and request.wait_seconds:
+            await asyncio.wait({request_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
+            if not request_task.done() and request.wait_seconds:
                 # A lease that is granted nevertheless is never acknowledged, so the job goes to another runner.
                 self._lease_client.abort()
             else:
-                await asyncio.wait({call})  # Without a long poll the response comes soon.
+                await asyncio.wait({request_task})  # Without a long poll the response comes soon.
         except asyncio.CancelledError:
-            call.cancel()  # Its result is not used.
+            request_task.cancel()  # Its result is not used.
             raise
         finally:
-            stopping.cancel()
-        return call
+            stop_task.cancel()
+        return request_task
 
     async def _hand_back_unstarted(self, leases: Sequence[LeaseGranted]) -> None:
         """Hand back leases that arrived after `stop`. Where that fails, the job is requeued when its lease ends."""
-        for granted in leases:
-            if granted.lease_id not in self._lease_ids:
+        for granted_lease in leases:
+            if granted_lease.lease_id not in self._lease_ids:
                 with suppress(Unreachable, Refused):
-                    await asyncio.to_thread(self._client.hand_back, granted.lease_id)
+                    await asyncio.to_thread(self._client.hand_back, granted_lease.lease_id)
 
     async def _take_dispatches(self, max_count: int) -> dict[str, Any]:
         """Wait for dispatches and return them by attempt id. If the result is empty, request leases of any attempts.
@@ -341,14 +347,14 @@ class Agent:
         if self._dispatches is not None:
             await self._dispatches.settle(dispatches, unclaimable)
 
-    async def _read_response(self, call: asyncio.Task[LeaseResponse]) -> LeaseResponse:
+    async def _read_response(self, request_task: asyncio.Task[LeaseResponse]) -> LeaseResponse:
         """Return the response to a request for leases; an empty one if the credential had to be renewed first.
 
         After the machine slept, the credential may have expired, or the server may have declared the runner lost: then
         it registers anew. Raises `RunnerRemoved` if an operator removed it from the fleet.
         """
         try:
-            return call.result()
+            return request_task.result()
         except Refused as refused:
             if refused.code not in ("expired_credential", "shut_down"):
                 raise
@@ -362,24 +368,26 @@ class Agent:
             return LeaseResponse([])
 
     def _on_job_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._job_tasks.discard(task)
         self._has_free_slot.set()
 
     async def _ended_streams(self, ids: list[str]) -> list[str]:
         return await asyncio.to_thread(self._client.ended_streams, ids)
 
-    async def _run_job(self, granted: LeaseGranted) -> None:
+    async def _run_job(self, granted_lease: LeaseGranted) -> None:
         assert self._cell_pool is not None
-        job = JobRunner(self._client, self._registration.runner_id, granted, self._cell_pool, self._runtime)
-        self._jobs[granted.lease_id] = job
+        job_runner = JobRunner(
+            self._client, self._registration.runner_id, granted_lease, self._cell_pool, self._runtime
+        )
+        self._job_runners[granted_lease.lease_id] = job_runner
         self._control_channel.leases_changed()
-        started = self._runtime.clock()
+        started_at = self._runtime.clock()
         try:
-            outcome = await job.run(self._send_to_keeper)
-            LOGGER.info("job %s: %s in %.2f s", granted.job_id, outcome, self._runtime.clock() - started)
+            outcome = await job_runner.run(self._send_to_keeper)
+            LOGGER.info("job %s: %s in %.2f s", granted_lease.job_id, outcome, self._runtime.clock() - started_at)
         except Exception:
-            LOGGER.exception("job %s: internal error; its lease will expire", granted.job_id)
+            LOGGER.exception("job %s: internal error; its lease will expire", granted_lease.job_id)
         finally:
-            self._jobs.pop(granted.lease_id, None)
+            self._job_runners.pop(granted_lease.lease_id, None)
             self._control_channel.leases_changed()
-            self._lease_ids.discard(granted.lease_id)
+            self._lease_ids.discard(granted_lease.lease_id)

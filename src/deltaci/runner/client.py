@@ -97,12 +97,12 @@ class RunnerClient:
     """Calls the server for one runner, from any thread. `token`, its credential, may be changed at any time."""
 
     def __init__(self, url: str, token: str = "", tls: TlsConfig | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        url_parts = urlsplit(url)
+        if url_parts.scheme not in ("http", "https") or not url_parts.hostname:
             raise Refused("bad_request", f"the server's address is {url!r}; give one like http://host:8080")
-        self._host, self._port = parts.hostname, parts.port
-        self._tls = (tls or TlsConfig()) if parts.scheme == "https" else None
-        self._root = parts.path.rstrip("/") + ROOT
+        self._host, self._port = url_parts.hostname, url_parts.port
+        self._tls = (tls or TlsConfig()) if url_parts.scheme == "https" else None
+        self._root = url_parts.path.rstrip("/") + ROOT
         self._local = threading.local()  # The connection of each thread, and the TLS context that it uses.
         self._connections: set[http.client.HTTPConnection] = set()
         self._is_aborted = False
@@ -125,18 +125,22 @@ class RunnerClient:
 
     def request_leases(self, request: wire.LeaseRequest) -> LeaseResponse:
         """Request leases and wait up to `request.wait_seconds` for work. Return the whole response."""
-        body = self._call("POST", "lease", wire.encode(request), timeout=request.wait_seconds + TIMEOUT_SECONDS)
-        return _read_leases(body)
+        response_body = self._call(
+            "POST", "lease", wire.encode(request), timeout=request.wait_seconds + TIMEOUT_SECONDS
+        )
+        return _read_leases(response_body)
 
     def leave(self, runner_id: str) -> bool:
         """Report that this runner takes no more work. Return whether the server has shut it down already."""
-        request = wire.encode(wire.LeaveRequest(runner_id=runner_id))
-        return _read_leave(self._call("POST", "leave", request, timeout=LEAVE_SECONDS)).is_shut_down
+        encoded_request = wire.encode(wire.LeaveRequest(runner_id=runner_id))
+        return _read_leave(self._call("POST", "leave", encoded_request, timeout=LEAVE_SECONDS)).is_shut_down
 
     def wait_for_cancels(self, request: wire.ControlRequest) -> list[wire.CancelRequested]:
         """Return the cancels of the leases in the request; wait for the first up to `request.wait_seconds`."""
-        body = self._call("POST", "control", wire.encode(request), timeout=request.wait_seconds + TIMEOUT_SECONDS)
-        return _read_control(body).cancels
+        response_body = self._call(
+            "POST", "control", wire.encode(request), timeout=request.wait_seconds + TIMEOUT_SECONDS
+        )
+        return _read_control(response_body).cancels
 
     def send(self, message: RunnerMessage, timeout: float = TIMEOUT_SECONDS) -> ServerMessage:
         """Send one message under a lease and return the server's answer."""
@@ -144,8 +148,8 @@ class RunnerClient:
 
     def send_batch(self, messages: Sequence[RunnerMessage], timeout: float) -> list[ServerMessage | Problem]:
         """Send many messages in one request and return their answers in the same order."""
-        body = self._call("POST", "batch", msgspec.json.encode(list(messages)), timeout=timeout)
-        return [_read_batch_response(bytes(raw)) for raw in _read_batch(body)]
+        response_body = self._call("POST", "batch", msgspec.json.encode(list(messages)), timeout=timeout)
+        return [_read_batch_response(bytes(encoded_response)) for encoded_response in _read_batch(response_body)]
 
     def spec(self, ref: str, lease_id: str) -> wire.JobSpec:
         """Return a job spec that was too large for the lease, read from the path `ref` in the lease."""
@@ -162,10 +166,10 @@ class RunnerClient:
         """Return how many bytes of the log the server has."""
         return _read_log_size(self._call_with_lease(lease_id, "GET", "log", timeout=timeout)).size
 
-    def append_log(self, lease_id: str, offset: int, data: bytes, timeout: float = TIMEOUT_SECONDS) -> int:
+    def append_log(self, lease_id: str, offset: int, log_bytes: bytes, timeout: float = TIMEOUT_SECONDS) -> int:
         """Append to the log at `offset` and return its new size. Raise `Refused` with `log_gap` beyond its end."""
         headers = {OFFSET_HEADER: str(offset)}
-        return _read_log_size(self._call_with_lease(lease_id, "POST", "log", data, headers, timeout)).size
+        return _read_log_size(self._call_with_lease(lease_id, "POST", "log", log_bytes, headers, timeout)).size
 
     def secrets(self, lease_id: str) -> dict[str, str]:
         """Return the secrets that the job requires, by name."""
@@ -189,8 +193,8 @@ class RunnerClient:
 
     def ended_streams(self, ids: Sequence[str]) -> list[str]:
         """Return which of these workstreams have ended, so that this runner can remove their worktrees."""
-        request = wire.encode(wire.EndedStreamsRequest(ids=list(ids)))
-        return _read_ended_streams(self._call("POST", "streams", request)).ended
+        encoded_request = wire.encode(wire.EndedStreamsRequest(ids=list(ids)))
+        return _read_ended_streams(self._call("POST", "streams", encoded_request)).ended
 
     def shared_artifacts(self, lease_id: str) -> list[SharedArtifact]:
         """Return the artifacts of this job and of the ended jobs of its run."""
@@ -284,8 +288,8 @@ class RunnerClient:
                 connection.request(method, self._root + path, body, all_headers)
             with connection.getresponse() as response:  # Close it even if the connection is kept.
                 if write is not None and response.status == 200:
-                    while part := response.read(PART_BYTES):
-                        write(part)
+                    while chunk := response.read(PART_BYTES):
+                        write(chunk)
                     if response.length:
                         raise http.client.IncompleteRead(b"", response.length)
                     return response.headers.get(SHA256_HEADER, "").encode()
@@ -325,17 +329,17 @@ class RunnerClient:
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
         """Return the connection of the calling thread, a new one if it has none or the TLS files have changed."""
         connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
-        context = self._tls.context() if self._tls is not None else None
-        if connection is not None and getattr(self._local, "context", None) is not context:
+        tls_context = self._tls.context() if self._tls is not None else None
+        if connection is not None and getattr(self._local, "context", None) is not tls_context:
             self.close()
             connection = None
         if connection is None:
             new_connection: Any = (
-                http.client.HTTPSConnection(self._host, self._port, timeout=timeout, context=context)
-                if context is not None
+                http.client.HTTPSConnection(self._host, self._port, timeout=timeout, context=tls_context)
+                if tls_context is not None
                 else http.client.HTTPConnection(self._host, self._port, timeout=timeout)
             )
-            connection, self._local.context = new_connection, context
+            connection, self._local.context = new_connection, tls_context
             self._local.connection = new_connection
             self._connections.add(new_connection)
         connection.timeout = timeout
@@ -346,24 +350,24 @@ class RunnerClient:
 
 def _read_body(response: http.client.HTTPResponse) -> bytes:
     """Return the body of a response. Raise `OSError` if it has more than `MAX_RESPONSE_BYTES`."""
-    parts: list[bytes] = []
+    chunks: list[bytes] = []
     remaining = MAX_RESPONSE_BYTES
-    while part := response.read(PART_BYTES):
-        parts.append(part)
-        remaining -= len(part)
+    while chunk := response.read(PART_BYTES):
+        chunks.append(chunk)
+        remaining -= len(chunk)
         if remaining < 0:
             raise OSError(f"the response has more than {MAX_RESPONSE_BYTES} bytes")
     if response.length:
         raise http.client.IncompleteRead(b"", response.length)
-    return b"".join(parts)
+    return b"".join(chunks)
 
 
-def _read_batch_response(raw: bytes) -> ServerMessage | Problem:
+def _read_batch_response(encoded_response: bytes) -> ServerMessage | Problem:
     """Decode one response of a batch: a message or a problem."""
     try:
-        message: ServerMessage = wire.decode_answer(raw)
+        message: ServerMessage = wire.decode_answer(encoded_response)
     except msgspec.ValidationError:
-        return _read_problem(raw)
+        return _read_problem(encoded_response)
     except msgspec.DecodeError as error:
         raise Unreachable(f"the server's response cannot be read: {error}") from None
     return message

@@ -44,7 +44,7 @@ class ControlChannel:
         self.runner_id = runner_id
         self._lease_ids = lease_ids
         self._on_cancel = on_cancel
-        self._delivered: set[str] = set()
+        self._delivered_lease_ids: set[str] = set()
         self._is_needed = asyncio.Event()
         self._is_replaced = False
         # A thread of its own: it nearly always waits, and must not take one from the jobs.
@@ -53,7 +53,7 @@ class ControlChannel:
     def leases_changed(self) -> None:
         """Open the channel if the runner holds leases, otherwise close it. Call it after each change of the leases."""
         lease_ids = self._lease_ids()
-        self._delivered.intersection_update(lease_ids)
+        self._delivered_lease_ids.intersection_update(lease_ids)
         if lease_ids and not self._is_replaced:
             self._is_needed.set()
         else:
@@ -67,11 +67,11 @@ class ControlChannel:
         self._is_replaced = is_replaced
         self.leases_changed()
 
-    def deliver(self, cancel: CancelRequested) -> None:
+    def deliver(self, cancel_request: CancelRequested) -> None:
         """Call `on_cancel` unless the lease is unknown or its cancel was delivered before."""
-        if cancel.lease_id in self._lease_ids() and cancel.lease_id not in self._delivered:
-            self._delivered.add(cancel.lease_id)
-            self._on_cancel(cancel)
+        if cancel_request.lease_id in self._lease_ids() and cancel_request.lease_id not in self._delivered_lease_ids:
+            self._delivered_lease_ids.add(cancel_request.lease_id)
+            self._on_cancel(cancel_request)
 
     async def run(self) -> None:
         """Poll the server until cancelled, or until it answers that it has no control channel."""
@@ -80,13 +80,15 @@ class ControlChannel:
         try:
             while True:
                 await self._is_needed.wait()
-                started = loop.time()
+                poll_started_at = loop.time()
                 try:
-                    cancels = await loop.run_in_executor(self._executor, self._client.wait_for_cancels, self._request())
+                    cancel_requests = await loop.run_in_executor(
+                        self._executor, self._client.wait_for_cancels, self._request()
+                    )
                     backoff.reset()
-                    for cancel in cancels:
-                        self.deliver(cancel)
-                    if cancels or loop.time() - started > RETRY_SECONDS:
+                    for cancel_request in cancel_requests:
+                        self.deliver(cancel_request)
+                    if cancel_requests or loop.time() - poll_started_at > RETRY_SECONDS:
                         continue
                 except Unreachable:
                     pass
@@ -103,11 +105,11 @@ class ControlChannel:
 
         The server would answer for the others at once, again and again.
         """
-        lease_ids = [lease_id for lease_id in self._lease_ids() if lease_id not in self._delivered]
+        lease_ids = [lease_id for lease_id in self._lease_ids() if lease_id not in self._delivered_lease_ids]
         return ControlRequest(runner_id=self.runner_id, lease_ids=lease_ids[:MAX_LEASES], wait_seconds=WAIT_SECONDS)
 
     def stop(self) -> None:
-        """Abort the open request and close the connection."""
+        """Abort the open request, and close the connection in the channel's thread. Call it from the event loop."""
         self._client.abort()
         with suppress(RuntimeError):  # The thread has already ended.
             asyncio.get_running_loop().run_in_executor(self._executor, self._client.close)

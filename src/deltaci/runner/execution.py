@@ -97,19 +97,19 @@ class JobExecution:
             self._expressions = JobExpressions(
                 spec, self._layout, runner=self._runner_id, needs=needs, secrets={**optional_secrets, **secrets}
             )
-        job = self._job_context()
-        steps = StepSequence(job, secrets, may_start, seconds_left)
+        job_context = self._job_context()
+        steps = StepSequence(job_context, secrets, may_start, seconds_left)
         set_stop(steps.stop)
         try:
-            tip = await self._prepare_worktree(job, set_stop)
+            tip = await self._prepare_worktree(job_context, set_stop)
             if spec.services:
                 await self._start_services(seconds_left(), set_stop)
             set_stop(steps.stop)
             result = await steps.run()
             if tip and result.is_success:
-                result = await self._commit_worktree(job, result, tip, seconds_left())
+                result = await self._commit_worktree(job_context, result, tip, seconds_left())
             if spec.rules and result.is_success:
-                result = await RuleChecker(job, steps, seconds_left).check(result)
+                result = await RuleChecker(job_context, steps, seconds_left).check(result)
             self._is_failed = not result.is_valid
         except Refused as refused:
             return self._failed_result(error_code_of(refused), refused.message)
@@ -153,9 +153,11 @@ class JobExecution:
     def _make_folders(self) -> None:
         """Create the folders of a pipeline job, and the file with the event that started its run."""
         self._layout.create()
-        event = self._expressions.github.get("event")
-        if event is not None:
-            write_file(self._layout.root, f"{self._layout.relative(self._layout.temp)}/{EVENT_FILE}", json.dumps(event))
+        event_payload = self._expressions.github.get("event")
+        if event_payload is not None:
+            write_file(
+                self._layout.root, f"{self._layout.relative(self._layout.temp)}/{EVENT_FILE}", json.dumps(event_payload)
+            )
 
     async def _start_services(self, seconds_left: float, set_stop: Callable[[Any], None]) -> None:
         """Start the service containers and add them to the context `job`. Raise `JobStopped` if stopped meanwhile."""
@@ -268,14 +270,14 @@ class JobExecution:
 
         A rule whose expression fails is left out and fails the job.
         """
-        interpolated: list[ArtifactRule] = []
+        interpolated_rules: list[ArtifactRule] = []
         for rule in rules:
             try:
                 path_glob = self._expressions.interpolate(rule.path_glob)
-                interpolated.append(structs.replace(rule, path_glob=path_glob))
+                interpolated_rules.append(structs.replace(rule, path_glob=path_glob))
             except Refused as refused:
                 self._collector.collected.fail("ARTIFACTS", self._log.masked_line(f"artifacts: {refused.message}"))
-        return interpolated
+        return interpolated_rules
 
     async def close(self) -> None:
         """Remove the service containers; after a failure, log their last output first."""

@@ -97,7 +97,7 @@ class JobRunner:
         self._renewals: Path | None = None
         self._worktree_path = ""
         self._cancel: Cancel | None = None
-        self._stopping: asyncio.Task[bool] | None = None
+        self._stop_task: asyncio.Task[bool] | None = None
         self._is_lost = False
         self._is_executed = False
         self._is_handed_back = False
@@ -119,23 +119,25 @@ class JobRunner:
         if not isinstance(answer, HeartbeatAck):
             return "stale"
         self._record_confirmation(answer)
-        job_dir, error = await self._acquire_job_dir()
+        job_dir, start_error = await self._acquire_job_dir()
         self._cell = job_dir.cell
         if job_dir.slot is not None and self._spec is not None and self._spec.tree is not None:
             self._worktree_path = str(job_dir.slot.path)[:2000] if self._spec.tree.is_committed else ""
         log = self._log = LogStream(self._client, self._granted.lease_id, job_dir.folder / "log")
-        sending = asyncio.create_task(log.send())
+        send_task = asyncio.create_task(log.send())
         try:
             if answer.cancel_requested:
                 self.on_keeper_message(
                     Cancel(lease_id="", deadline_seconds=answer.cancel_deadline_seconds, reason="CANCELED")
                 )
-            result = await self._execute(job_dir, log) if job_dir.cell is not None else self._cannot_run(error, log)
+            result = (
+                await self._execute(job_dir, log) if job_dir.cell is not None else self._cannot_run(start_error, log)
+            )
             return await self._report_result(result, log)
         finally:
             self._send_to_keeper(Release(lease_id=self._granted.lease_id))
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+            send_task.cancel()
+            await asyncio.gather(send_task, return_exceptions=True)
             log.close()
             await job_dir.release()
 
@@ -183,8 +185,8 @@ class JobRunner:
     def _stop(self, grace_seconds: float) -> None:
         if self._stop_runner_work is not None:
             self._stop_runner_work()
-        if self._cell is not None and self._stopping is None:
-            self._stopping = asyncio.create_task(self._cell.stop(grace_seconds))
+        if self._cell is not None and self._stop_task is None:
+            self._stop_task = asyncio.create_task(self._cell.stop(grace_seconds))
 
     async def _execute(self, job_dir: JobDir, log: LogStream) -> JobResult:
         cell, spec = job_dir.cell, self._spec
@@ -210,8 +212,8 @@ class JobRunner:
             return self._failed("", "stopped", job_log)
         finally:
             self._is_executed = True
-            if self._stopping is not None:
-                self._is_cell_empty = await self._stopping
+            if self._stop_task is not None:
+                self._is_cell_empty = await self._stop_task
             self._is_cell_empty = await cell.close() and self._is_cell_empty
             await execution.close()
         return result if self._is_stopped() else await execution.collect(result, partial(self._report_upload, log))
@@ -376,7 +378,10 @@ class JobRunner:
         )
 
     async def _send_until_acknowledged(self, message: RunnerMessage) -> ServerMessage | Refused | None:
-        """Send the message until the server answers or the lease is lost. Return the answer or the refusal, if any."""
+        """Send the message until the server answers or the lease is lost.
+
+        Return the answer or the refusal; None if the lease was lost or, before the job has a cell, would have ended.
+        """
         backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
         while not self._is_lost:
             self._sent_at = self._clock()

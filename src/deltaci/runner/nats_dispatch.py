@@ -56,13 +56,15 @@ class DispatchPuller:
         self._nats = NatsConnection(address, f"deltaci runner {runner_id}", nats_subjects.inbox(tenant, runner_id))
         self._tenant = tenant
         self._runner_id = runner_id
-        self._queue_keys = {nats_subjects.consumer(key): key for key in nats_subjects.queue_keys(labels)}
+        self._queue_keys = {
+            nats_subjects.consumer(queue_key): queue_key for queue_key in nats_subjects.queue_keys(labels)
+        }
         self._on_cancel = on_cancel
         self._on_connection_change = on_connection_change
         self._connection: Connection | None = None
         self._inbox = ""
-        self._capacity = 0  # How many more dispatches `take` may receive.
-        self._received: list[tuple[str, Msg]] = []
+        self._free_capacity = 0  # How many more dispatches `take` may receive.
+        self._received_dispatches: list[tuple[str, Msg]] = []
         self._pulls: dict[str, _Pull] = {}
         self._pull_again_at: dict[str, float] = {}
         self._has_changed = asyncio.Event()
@@ -78,13 +80,13 @@ class DispatchPuller:
 
     async def wait_until_connected(self, seconds: float) -> None:
         """Wait for the first connection, for at most `seconds`."""
-        change_waiter = asyncio.create_task(self._has_changed.wait())
-        await asyncio.wait({change_waiter}, timeout=seconds)
-        change_waiter.cancel()
+        change_task = asyncio.create_task(self._has_changed.wait())
+        await asyncio.wait({change_task}, timeout=seconds)
+        change_task.cancel()
 
     def wake(self) -> None:
         """Make a pending `take` return at once, without further dispatches."""
-        self._capacity = 0
+        self._free_capacity = 0
         self._has_changed.set()
 
     async def take(self, max_count: int, seconds: float) -> dict[str, Msg]:
@@ -94,22 +96,22 @@ class DispatchPuller:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        self._capacity = max_count
+        self._free_capacity = max_count
         self._has_changed.clear()
-        while self._capacity and not self._received and self.is_connected and loop.time() < deadline:
+        while self._free_capacity and not self._received_dispatches and self.is_connected and loop.time() < deadline:
             next_pull_at = await self._pull(max_count)
-            change_waiter = asyncio.create_task(self._has_changed.wait())
-            await asyncio.wait({change_waiter}, timeout=max(0.0, min(deadline, next_pull_at) - loop.time()))
-            change_waiter.cancel()
+            change_task = asyncio.create_task(self._has_changed.wait())
+            await asyncio.wait({change_task}, timeout=max(0.0, min(deadline, next_pull_at) - loop.time()))
+            change_task.cancel()
             self._has_changed.clear()
-        self._capacity = 0
-        dispatches, self._received = dict(self._received), []
+        self._free_capacity = 0
+        dispatches, self._received_dispatches = dict(self._received_dispatches), []
         return dispatches
 
     async def settle(self, dispatches: dict[str, Msg], unclaimable: Collection[str]) -> None:
         """Acknowledge the dispatches of unclaimable attempts; let NATS deliver the others again after a while."""
         for attempt_id, message in dispatches.items():
-            await self._acknowledge(message, is_done=attempt_id in unclaimable, delay=REDELIVERY_SECONDS)
+            await self._acknowledge(message, is_done=attempt_id in unclaimable, delay_seconds=REDELIVERY_SECONDS)
 
     async def _serve(self, connection: Connection) -> None:
         """Subscribe on a new connection and use it until it is lost."""
@@ -127,25 +129,25 @@ class DispatchPuller:
             await asyncio.Event().wait()
         finally:
             self._connection = None
-            self._received.clear()  # NATS delivers them again, to this runner or another.
+            self._received_dispatches.clear()  # NATS delivers them again, to this runner or another.
             self._has_changed.set()
             self._on_connection_change(False)
 
     async def _pull(self, max_count: int) -> float:
         """Send a pull request to each queue that has none open. Return the time at which to call this again."""
         now = asyncio.get_running_loop().time()
-        batch = max(1, max_count // len(self._queue_keys))
-        for consumer, key in self._queue_keys.items():
+        batch_size = max(1, max_count // len(self._queue_keys))
+        for consumer, queue_key in self._queue_keys.items():
             pull = self._pulls.get(consumer)
             if (pull is not None and now < pull.expires_at) or now < self._pull_again_at.get(consumer, 0.0):
                 continue
             if self._connection is None:
                 break
             # A little longer than NATS waits, which sends a status message when its own time is over.
-            self._pulls[consumer] = _Pull(batch, now + PULL_SECONDS + BUSY_SECONDS)
-            request = msgspec.json.encode({"batch": batch, "expires": round(PULL_SECONDS * 1e9)})
+            self._pulls[consumer] = _Pull(batch_size, now + PULL_SECONDS + BUSY_SECONDS)
+            pull_request = msgspec.json.encode({"batch": batch_size, "expires": round(PULL_SECONDS * 1e9)})
             await self._connection.publish(
-                nats_subjects.next_dispatch(self._tenant, key), request, reply=f"{self._inbox}.{consumer}"
+                nats_subjects.next_dispatch(self._tenant, queue_key), pull_request, reply=f"{self._inbox}.{consumer}"
             )
         next_times = [pull.expires_at for pull in self._pulls.values()] + [
             pull_at for pull_at in self._pull_again_at.values() if pull_at > now
@@ -168,9 +170,9 @@ class DispatchPuller:
         except msgspec.DecodeError:
             await self._acknowledge(message, is_done=True)  # Unreadable: it must not be delivered again.
         else:
-            if self._capacity and dispatch.attempt_id not in dict(self._received):
-                self._capacity -= 1
-                self._received.append((dispatch.attempt_id, message))
+            if self._free_capacity and dispatch.attempt_id not in dict(self._received_dispatches):
+                self._free_capacity -= 1
+                self._received_dispatches.append((dispatch.attempt_id, message))
             else:
                 await self._acknowledge(message, is_done=False)
         self._has_changed.set()
@@ -181,8 +183,8 @@ class DispatchPuller:
         self._pulls.pop(consumer, None)
         status = (message.headers or {}).get("Status", "")
         if status not in PULL_EXPIRED:
-            pause = MISSING_SECONDS if status == NO_CONSUMER else BUSY_SECONDS
-            self._pull_again_at[consumer] = asyncio.get_running_loop().time() + pause
+            pause_seconds = MISSING_SECONDS if status == NO_CONSUMER else BUSY_SECONDS
+            self._pull_again_at[consumer] = asyncio.get_running_loop().time() + pause_seconds
         self._has_changed.set()
 
     async def _on_new_queue(self, _message: Msg) -> None:
@@ -197,11 +199,11 @@ class DispatchPuller:
         except msgspec.DecodeError:
             return  # Not a message of this protocol; the response to the next heartbeat repeats every cancel.
 
-    async def _acknowledge(self, message: Msg, *, is_done: bool, delay: float | None = None) -> None:
-        """Acknowledge the message if `is_done`, otherwise ask NATS to deliver it again after `delay`."""
+    async def _acknowledge(self, message: Msg, *, is_done: bool, delay_seconds: float | None = None) -> None:
+        """Acknowledge the message if `is_done`, otherwise ask NATS to deliver it again after `delay_seconds`."""
         from nats.errors import Error
 
         try:
-            await (message.ack() if is_done else message.nak(delay=delay))
+            await (message.ack() if is_done else message.nak(delay=delay_seconds))
         except (Error, OSError):
             return  # The connection is lost: NATS delivers the message again, and it is acknowledged then.

@@ -88,21 +88,21 @@ class CredentialProvider:
         """Return a credential from the first possible source: certificate, stored credential, token or OIDC token."""
         if self._has_certificate:
             return self._renew()
-        path = self._folder / CREDENTIAL_FILE
-        problem = ""
-        if path.exists():
+        credential_path = self._folder / CREDENTIAL_FILE
+        stored_problem = ""
+        if credential_path.exists():
             try:
-                stored = _decode_credential(path.read_bytes())
-                self._client.token = stored.credential
+                stored_registration = _decode_credential(credential_path.read_bytes())
+                self._client.token = stored_registration.credential
                 return self._renew()
             except (Refused, msgspec.DecodeError) as error:
-                problem = _describe_problem(error, path)
+                stored_problem = _describe_problem(error, credential_path)
         if self._token:
             return self._register(self._token)
         if self._oidc is not None:
             return self._register(self._oidc())
         raise NoCredential(
-            problem
+            stored_problem
             or "no credential yet; make a token with 'deltaci token NAME' and give it in DELTACI_TOKEN or with "
             "--token-file, or use --client-cert or --oidc-token-file"
         )
@@ -110,38 +110,38 @@ class CredentialProvider:
     def _renew(self) -> Registered:
         """Renew the credential. If the server refuses, register again with an OIDC token, if possible."""
         try:
-            renewed = self._client.renew(self._labels, self._slots)
+            new_registration = self._client.renew(self._labels, self._slots)
         except Refused:
             if self._oidc is None or self._has_certificate:
                 raise
             return self._register(self._oidc())
-        return self._store_credential(renewed)
+        return self._store_credential(new_registration)
 
     def _register(self, token: str) -> Registered:
         """Register with a token and return the credential.
 
         If the response is lost, a later call repeats the request with the same id.
         """
-        path = self._folder / REQUEST_FILE
-        if not path.exists():
-            _write_private(path, self.runtime.nonce().encode())
+        request_path = self._folder / REQUEST_FILE
+        if not request_path.exists():
+            _write_private(request_path, self.runtime.nonce().encode())
         self._client.token = ""
-        registered = self._client.register(
-            token, self._labels, self._slots, path.read_text(encoding="ascii", errors="replace")
+        registration = self._client.register(
+            token, self._labels, self._slots, request_path.read_text(encoding="ascii", errors="replace")
         )
-        self._store_credential(registered)
-        path.unlink(missing_ok=True)
-        return registered
+        self._store_credential(registration)
+        request_path.unlink(missing_ok=True)
+        return registration
 
-    def _store_credential(self, registered: Registered) -> Registered:
+    def _store_credential(self, registration: Registered) -> Registered:
         """Use the credential from now on and write it to a file. Return it."""
-        self._client.token = registered.credential
-        if registered.credential:
+        self._client.token = registration.credential
+        if registration.credential:
             try:
-                _write_private(self._folder / CREDENTIAL_FILE, msgspec.json.encode(registered))
+                _write_private(self._folder / CREDENTIAL_FILE, msgspec.json.encode(registration))
             except OSError as error:
                 LOGGER.warning("cannot store the credential: %s; a restarted runner has to register again", error)
-        return registered
+        return registration
 
 
 def read_token(path: Path) -> str:
@@ -151,10 +151,10 @@ def read_token(path: Path) -> str:
             content = file.read(MAX_TOKEN_BYTES + 1)
     except OSError as error:
         raise Refused("bad_credential", f"{path} cannot be read: {error.strerror}; put a token into it") from None
-    text = content.decode("ascii", "replace").strip()
-    if not text or len(content) > MAX_TOKEN_BYTES or not text.isascii() or not text.isprintable():
+    token_text = content.decode("ascii", "replace").strip()
+    if not token_text or len(content) > MAX_TOKEN_BYTES or not token_text.isascii() or not token_text.isprintable():
         raise Refused("bad_credential", f"{path} contains no token; put one there, and nothing else")
-    return text
+    return token_text
 
 
 def _describe_problem(error: Exception, path: Path) -> str:
@@ -167,10 +167,10 @@ def _describe_problem(error: Exception, path: Path) -> str:
     return f"the credential in {path} is no longer valid: {error.message}"
 
 
-def _write_private(path: Path, data: bytes) -> None:
+def _write_private(path: Path, content: bytes) -> None:
     """Write a file atomically so that only this user can read it."""
     new_path = path.with_name(f"{path.name}.new")
     new_path.unlink(missing_ok=True)
     with os.fdopen(os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
+        file.write(content)
     new_path.replace(path)

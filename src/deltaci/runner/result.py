@@ -61,7 +61,10 @@ def resource_usage(wall_seconds: float, last_exit: Exit, log_bytes: int, artifac
 
 
 def shrink_to_limit(message: Complete) -> Complete:
-    """Return the message with texts for people shortened until it is not larger than the server accepts."""
+    """Return the message with parts shortened or removed, step by step, while it is larger than the server accepts.
+
+    Only texts for people and the names of steps and tests are reduced. The result may still be too large.
+    """
     for shorten in _REDUCTIONS:
         if len(wire.encode(message)) <= wire.MAX_MESSAGE_BYTES:
             break
@@ -92,11 +95,11 @@ def _drop_test_failures(message: Complete) -> Complete:
 def _shorten_verdicts(message: Complete) -> Complete:
     if message.verdicts is None:
         return message
-    shortened = [
+    shortened_verdicts = [
         structs.replace(verdict, rule=verdict.rule[:60], actual=verdict.actual[:60], expected=verdict.expected[:60])
         for verdict in message.verdicts
     ]
-    return structs.replace(message, verdicts=shortened)
+    return structs.replace(message, verdicts=shortened_verdicts)
 
 
 _REDUCTIONS: Final[tuple[Callable[[Complete], Complete], ...]] = (

@@ -97,8 +97,8 @@ class KeeperProcess:
         self._stdin.write(msgspec.json.encode(command) + b"\n")
 
     async def receive(self) -> KeeperEvent | None:
-        line = await self._stdout.readline()
-        return decode_event(line) if line else None
+        message_line = await self._stdout.readline()
+        return decode_event(message_line) if message_line else None
 
     async def close(self) -> None:
         """Close the keeper's standard input and wait until it has ended."""

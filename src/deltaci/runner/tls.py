@@ -100,15 +100,15 @@ class TlsConfig:
 
     def _load_context(self) -> ssl.SSLContext:
         """Return a new TLS context with the current content of the files."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # Verifies the server's certificate and its name.
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        tls_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # Verifies the server's certificate and its name.
+        tls_context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self._ca is not None:
-            load_authorities(context, self._ca)
+            load_authorities(tls_context, self._ca)
         else:
-            context.load_default_certs()
+            tls_context.load_default_certs()
         if self._cert is not None and self._key is not None:
-            load_certificate(context, self._cert, self._key)
-        return context
+            load_certificate(tls_context, self._cert, self._key)
+        return tls_context
 
 
 def _stat(path: Path) -> tuple[int, int, int]:
@@ -142,7 +142,7 @@ def explain_error(error: Exception, tls: TlsConfig | None, *, is_new_connection:
             "certificate has not expired"
         )
     if isinstance(error, ssl.SSLError):
-        for name, meaning in _ALERTS.items():
-            if name in (error.reason or ""):
+        for alert_name, meaning in _ALERTS.items():
+            if alert_name in (error.reason or ""):
                 return f"it {meaning}"
     return str(error) if isinstance(error, InvalidTlsFiles) else f"{type(error).__name__}: {error}"

@@ -100,14 +100,14 @@ class Transfers:
                 if self._is_stopped():
                     raise JobStopped
                 try:
-                    part = file.read(min(PART_BYTES, remaining))
+                    chunk = file.read(min(PART_BYTES, remaining))
                 except OSError as error:
                     raise Refused("unreadable", f"it cannot be read: {error.strerror}") from error
-                if not part:
+                if not chunk:
                     raise Refused("unreadable", "it became shorter while it was read")
-                file_hash.update(part)
-                remaining -= len(part)
-                yield part
+                file_hash.update(chunk)
+                remaining -= len(chunk)
+                yield chunk
 
         with open_file() as file:
             uploaded = self._client.upload(self._lease_id, path, read_parts(file), size)
@@ -121,13 +121,13 @@ class Transfers:
         file.seek(0)
         file.truncate()
 
-        def write(part: bytes) -> None:
+        def write(chunk: bytes) -> None:
             if self._is_stopped():
                 raise JobStopped
-            if file.tell() + len(part) > max_bytes:
+            if file.tell() + len(chunk) > max_bytes:
                 raise Refused("too_large", f"it has more than {max_bytes} bytes")
-            file_hash.update(part)
-            file.write(part)
+            file_hash.update(chunk)
+            file.write(chunk)
 
         expected_sha256 = self._client.download(self._lease_id, path, write)
         if expected_sha256 != file_hash.hexdigest():

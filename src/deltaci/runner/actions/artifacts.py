@@ -50,39 +50,50 @@ _PART_BYTES: Final = 1024 * 1024
 async def upload(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
     """Upload the matching files as a named artifact. Return the step's outputs, none if no file matches."""
     check_inputs(inputs, UPLOAD_INPUTS)
-    name = _check_name(inputs.get("name", "").strip() or "artifact")
+    artifact_name = _check_name(inputs.get("name", "").strip() or "artifact")
     if_no_files_found = inputs.get("if-no-files-found", "").strip() or "warn"
     if if_no_files_found not in ("warn", "error", "ignore"):
         message = f"the input 'if-no-files-found' is {if_no_files_found[:80]!r}; expected warn, error or ignore"
         raise Refused("bad_spec", message)
-    collected = job.collector.collected
-    exists = any(artifact.type == KIND and artifact.name == name for artifact in collected.artifacts)
-    if exists and not boolean_input(inputs, "overwrite", False):
-        raise StepFailed(f"this job has uploaded an artifact {name!r}; use another name, or set 'overwrite'", CODE)
-    if job.log.masked(name) != name:
+    collected_outputs = job.collector.collected
+    name_is_used = any(
+        artifact.type == KIND and artifact.name == artifact_name for artifact in collected_outputs.artifacts
+    )
+    if name_is_used and not boolean_input(inputs, "overwrite", False):
+        raise StepFailed(
+            f"this job has uploaded an artifact {artifact_name!r}; use another name, or set 'overwrite'", CODE
+        )
+    if job.log.masked(artifact_name) != artifact_name:
         raise StepFailed("the name of the artifact contains a secret; use another", CODE)
-    patterns = non_empty_lines(inputs.get("path", ""))
-    files = await job.transfers.run_in_thread(_find_files, job, patterns, _includes_hidden(inputs))
+    path_patterns = non_empty_lines(inputs.get("path", ""))
+    files = await job.transfers.run_in_thread(_find_files, job, path_patterns, _includes_hidden(inputs))
     if not files:
         if if_no_files_found == "error":
-            raise StepFailed(f"artifact {name!r}: no file matches {inputs.get('path', '')!r}", CODE)
+            raise StepFailed(f"artifact {artifact_name!r}: no file matches {inputs.get('path', '')!r}", CODE)
         if if_no_files_found == "warn":
-            job.log.write_line(f"artifact {name!r}: no file matches {inputs.get('path', '')!r}; nothing is uploaded")
+            job.log.write_line(
+                f"artifact {artifact_name!r}: no file matches {inputs.get('path', '')!r}; nothing is uploaded"
+            )
         return {}
     with tempfile.TemporaryFile(dir=job.layout.root.parent) as file:
         await job.transfers.run_in_thread(_pack, job.layout.root, files, file)
         size = file.tell()
         if size > MAX_ARTIFACT_BYTES:
-            message = f"artifact {name!r}: it has {size} bytes, the limit is {MAX_ARTIFACT_BYTES}; upload less"
+            message = f"artifact {artifact_name!r}: it has {size} bytes, the limit is {MAX_ARTIFACT_BYTES}; upload less"
             raise StepFailed(message, CODE)
         try:
-            url_path = f"artifacts/{quote(shared_path(name))}"
+            url_path = f"artifacts/{quote(shared_path(artifact_name))}"
             uploaded = await job.transfers.upload(url_path, lambda: _rewound(file), size, PATIENCE_SECONDS)
         except Refused as refused:
-            raise StepFailed(f"artifact {name!r}: {refused.message}", CODE) from refused
-    other_artifacts = [artifact for artifact in collected.artifacts if (artifact.type, artifact.name) != (KIND, name)]
-    collected.artifacts = [*other_artifacts, Artifact(type=KIND, uri=uploaded.uri, name=name, bytes=uploaded.bytes)]
-    job.log.write_line(f"artifact {name!r}: {len(files)} files, {size} bytes")
+            raise StepFailed(f"artifact {artifact_name!r}: {refused.message}", CODE) from refused
+    other_artifacts = [
+        artifact for artifact in collected_outputs.artifacts if (artifact.type, artifact.name) != (KIND, artifact_name)
+    ]
+    collected_outputs.artifacts = [
+        *other_artifacts,
+        Artifact(type=KIND, uri=uploaded.uri, name=artifact_name, bytes=uploaded.bytes),
+    ]
+    job.log.write_line(f"artifact {artifact_name!r}: {len(files)} files, {size} bytes")
     return {"artifact-id": uploaded.uri, "artifact-url": uploaded.uri, "artifact-digest": uploaded.sha256}
 
 
@@ -96,20 +107,26 @@ async def download(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
                 f"download-artifact with {input_name!r} is not supported; only artifacts of this run are available"
             )
             raise Refused("bad_spec", message)
-    name, pattern = inputs.get("name", "").strip(), inputs.get("pattern", "").strip()
-    available = await job.transfers.call(RunnerClient.shared_artifacts)
-    selected = _select_artifacts(available, name, pattern)
-    if name and not selected:
-        listed_names = ", ".join(sorted({repr(artifact.name or artifact.job) for artifact in available})) or "none"
-        raise StepFailed(f"no ended job of this run has uploaded an artifact {name!r}; available: {listed_names}", CODE)
-    path = inputs.get("path", "").strip() or "."
-    is_merged = bool(name) or boolean_input(inputs, "merge-multiple", False)
-    for artifact in selected:
-        folder = (artifact.name or artifact.job).replace("/", "-")
-        await _download(job, artifact, _path_from_root(job, path if is_merged else f"{path.rstrip('/')}/{folder}"))
-    if not selected:
+    artifact_name, pattern = inputs.get("name", "").strip(), inputs.get("pattern", "").strip()
+    available_artifacts = await job.transfers.call(RunnerClient.shared_artifacts)
+    selected_artifacts = _select_artifacts(available_artifacts, artifact_name, pattern)
+    if artifact_name and not selected_artifacts:
+        joined_names = (
+            ", ".join(sorted({repr(artifact.name or artifact.job) for artifact in available_artifacts})) or "none"
+        )
+        raise StepFailed(
+            f"no ended job of this run has uploaded an artifact {artifact_name!r}; available: {joined_names}", CODE
+        )
+    target_path = inputs.get("path", "").strip() or "."
+    is_merged = bool(artifact_name) or boolean_input(inputs, "merge-multiple", False)
+    for artifact in selected_artifacts:
+        subfolder = (artifact.name or artifact.job).replace("/", "-")
+        await _download(
+            job, artifact, _path_from_root(job, target_path if is_merged else f"{target_path.rstrip('/')}/{subfolder}")
+        )
+    if not selected_artifacts:
         job.log.write_line("no artifact was found; nothing is downloaded")
-    return {"download-path": str(job.layout.root / _path_from_root(job, path))}
+    return {"download-path": str(job.layout.root / _path_from_root(job, target_path))}
 
 
 def _select_artifacts(available: list[SharedArtifact], name: str, pattern: str) -> list[SharedArtifact]:
@@ -132,12 +149,12 @@ async def _download(job: JobContext, artifact: SharedArtifact, path: str) -> Non
     """Download one artifact and put its files into this folder of the workspace."""
     with tempfile.TemporaryFile(dir=job.layout.root.parent) as file:
         url_path = f"run-artifact/{quote(artifact.uri, safe='')}"
-        size = await job.transfers.download(url_path, file, MAX_ARTIFACT_BYTES, PATIENCE_SECONDS)
+        downloaded_bytes = await job.transfers.download(url_path, file, MAX_ARTIFACT_BYTES, PATIENCE_SECONDS)
         try:
             await job.transfers.run_in_thread(_unpack, job.layout.root, file, path, artifact.path)
         except Refused as refused:
             raise StepFailed(f"artifact {artifact.name or artifact.path!r}: {refused.message}", CODE) from refused
-    job.log.write_line(f"artifact {artifact.name or artifact.path!r} of {artifact.job}: {size} bytes")
+    job.log.write_line(f"artifact {artifact.name or artifact.path!r} of {artifact.job}: {downloaded_bytes} bytes")
 
 
 def _unpack(root: Path, file: BinaryIO, path: str, single_file: str) -> None:
@@ -145,18 +162,18 @@ def _unpack(root: Path, file: BinaryIO, path: str, single_file: str) -> None:
 
     It is an archive or, if `single_file` is not empty, one file that gets this path within the folder.
     """
-    staging = Path(tempfile.mkdtemp(dir=root.parent, prefix="artifact-"))
+    staging_folder = Path(tempfile.mkdtemp(dir=root.parent, prefix="artifact-"))
     try:
         file.seek(0)
         if single_file:
-            (staging / single_file).parent.mkdir(parents=True, exist_ok=True)
-            with (staging / single_file).open("wb") as target:
-                shutil.copyfileobj(file, target, _PART_BYTES)
+            (staging_folder / single_file).parent.mkdir(parents=True, exist_ok=True)
+            with (staging_folder / single_file).open("wb") as output_file:
+                shutil.copyfileobj(file, output_file, _PART_BYTES)
         else:
-            unpack(staging, file)
-        merge_tree(staging, root, path)
+            unpack(staging_folder, file)
+        merge_tree(staging_folder, root, path)
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(staging_folder, ignore_errors=True)
 
 
 def _path_from_root(job: JobContext, path: str) -> str:
@@ -177,9 +194,9 @@ def _check_name(name: str) -> str:
 def _includes_hidden(inputs: dict[str, str]) -> bool:
     """Return whether hidden files are uploaded: if the input says so, or if a path names one."""
     is_named = any(
-        part.startswith(".") and part.strip(".")
+        pattern_part.startswith(".") and pattern_part.strip(".")
         for pattern in non_empty_lines(inputs.get("path", ""))
-        for part in pattern.lstrip("!").split("/")
+        for pattern_part in pattern.lstrip("!").split("/")
     )
     return is_named or boolean_input(inputs, "include-hidden-files", False)
 
@@ -187,32 +204,40 @@ def _includes_hidden(inputs: dict[str, str]) -> bool:
 def _find_files(job: JobContext, patterns: list[str], includes_hidden: bool) -> list[tuple[str, ArtifactFile]]:
     """Return the matching files with their names in the artifact, relative to the common folder of all patterns."""
     job_root = job.layout.root
-    included = [_path_from_root(job, pattern) for pattern in patterns if not pattern.startswith("!")]
-    excluded = [_path_from_root(job, pattern[1:].strip()) for pattern in patterns if pattern.startswith("!")]
-    if not included:
+    included_patterns = [_path_from_root(job, pattern) for pattern in patterns if not pattern.startswith("!")]
+    excluded_patterns = [_path_from_root(job, pattern[1:].strip()) for pattern in patterns if pattern.startswith("!")]
+    if not included_patterns:
         raise Refused("bad_spec", "upload-artifact needs the input 'path'")
-    rules = [ArtifactRule(path_glob="**" if pattern == "." else pattern) for pattern in included]
+    rules = [ArtifactRule(path_glob="**" if pattern == "." else pattern) for pattern in included_patterns]
     files = find_files(job_root, rules, MAX_FILES)
-    if excluded:
-        excluded_files = find_files(job_root, [ArtifactRule(path_glob=pattern) for pattern in excluded], MAX_FILES)
+    if excluded_patterns:
+        excluded_files = find_files(
+            job_root, [ArtifactRule(path_glob=pattern) for pattern in excluded_patterns], MAX_FILES
+        )
         excluded_paths = {file.path for file in excluded_files}
         files = [file for file in files if file.path not in excluded_paths]
-    common_folder = os.path.commonpath([_fixed_folder(job_root, pattern) for pattern in included]) if files else ""
+    common_folder = (
+        os.path.commonpath([_fixed_folder(job_root, pattern) for pattern in included_patterns]) if files else ""
+    )
     named_files = [(file.path[len(common_folder) + 1 :] if common_folder else file.path, file) for file in files]
     if not includes_hidden:
         named_files = [
-            (name, file) for name, file in named_files if not any(part.startswith(".") for part in name.split("/"))
+            (name, file)
+            for name, file in named_files
+            if not any(path_part.startswith(".") for path_part in name.split("/"))
         ]
     return named_files
 
 
 def _fixed_folder(root: Path, pattern: str) -> str:
     """Return the folder that contains every file the pattern can match: its parts before the first wildcard."""
-    parts = [] if pattern == "." else pattern.split("/")
-    folder_count = next((index for index, part in enumerate(parts) if _GLOB.search(part)), len(parts))
-    if folder_count == len(parts) and parts and not (root / pattern).is_dir():
+    pattern_parts = [] if pattern == "." else pattern.split("/")
+    folder_count = next(
+        (index for index, pattern_part in enumerate(pattern_parts) if _GLOB.search(pattern_part)), len(pattern_parts)
+    )
+    if folder_count == len(pattern_parts) and pattern_parts and not (root / pattern).is_dir():
         folder_count -= 1
-    return "/".join(parts[:folder_count])
+    return "/".join(pattern_parts[:folder_count])
 
 
 def _pack(root: Path, files: list[tuple[str, ArtifactFile]], target_file: BinaryIO) -> None:
@@ -222,8 +247,8 @@ def _pack(root: Path, files: list[tuple[str, ArtifactFile]], target_file: Binary
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar,
     ):
         added_folders: set[str] = set()
-        for name, source_file in sorted(files):
-            for folder in _parent_folders(name):
+        for entry_name, source_file in sorted(files):
+            for folder in _parent_folders(entry_name):
                 if folder not in added_folders:
                     added_folders.add(folder)
                     tar_info = tarfile.TarInfo(folder)
@@ -231,7 +256,7 @@ def _pack(root: Path, files: list[tuple[str, ArtifactFile]], target_file: Binary
                     tar.addfile(tar_info)
             with open_file(root, source_file) as file:
                 status = os.fstat(file.fileno())
-                tar_info = tarfile.TarInfo(name)
+                tar_info = tarfile.TarInfo(entry_name)
                 tar_info.size, tar_info.mode, tar_info.mtime = (
                     status.st_size,
                     status.st_mode & 0o777,

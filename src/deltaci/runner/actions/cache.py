@@ -21,26 +21,28 @@ async def cache(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
     If there is no entry with exactly this key, the folders are saved under it when the job succeeds.
     """
     check_inputs(inputs, INPUTS)
-    key, prefixes = inputs.get("key", "").strip(), non_empty_lines(inputs.get("restore-keys", ""))
-    paths = [path for path in non_empty_lines(inputs.get("path", "")) if not path.startswith("!")]
-    if not key or not paths:
+    cache_key, prefixes = inputs.get("key", "").strip(), non_empty_lines(inputs.get("restore-keys", ""))
+    cached_paths = [path for path in non_empty_lines(inputs.get("path", "")) if not path.startswith("!")]
+    if not cache_key or not cached_paths:
         raise Refused("bad_spec", "cache needs the inputs 'path' and 'key'")
-    if len(prefixes) > MAX_KEYS or any(len(text) > MAX_KEY or "," in text for text in (key, *prefixes)):
+    if len(prefixes) > MAX_KEYS or any(
+        len(key_or_prefix) > MAX_KEY or "," in key_or_prefix for key_or_prefix in (cache_key, *prefixes)
+    ):
         raise Refused("bad_spec", f"cache has at most {MAX_KEYS} restore-keys, each of {MAX_KEY} characters, no commas")
-    folders = [path for path in paths if not any(character in path for character in "*?[")]
-    for path in paths:
+    folders = [path for path in cached_paths if not any(character in path for character in "*?[")]
+    for path in cached_paths:
         if path not in folders:
             job.log.write_line(f"cache: {path!r} is a pattern, which cannot be cached; name the folder")
     is_lookup = boolean_input(inputs, "lookup-only", False)
     matched_key = ""
     if folders:
         matched_key = await job.caches.restore_one(
-            key, prefixes, [] if is_lookup else folders, is_saved_on_miss=not is_lookup
+            cache_key, prefixes, [] if is_lookup else folders, is_saved_on_miss=not is_lookup
         )
     if not matched_key and boolean_input(inputs, "fail-on-cache-miss", False):
-        raise StepFailed(f"cache {key!r}: nothing was found, and 'fail-on-cache-miss' is set", "")
+        raise StepFailed(f"cache {cache_key!r}: nothing was found, and 'fail-on-cache-miss' is set", "")
     return {
-        "cache-hit": "true" if matched_key == key else "false" if matched_key else "",
-        "cache-primary-key": key,
+        "cache-hit": "true" if matched_key == cache_key else "false" if matched_key else "",
+        "cache-primary-key": cache_key,
         "cache-matched-key": matched_key,
     }

@@ -64,9 +64,9 @@ async def check_out(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
         has_tags=boolean_input(inputs, "fetch-tags", False),
         is_trusted=not job.spec.cache_scope,
     )
-    for name in ("sparse-checkout", "filter"):
-        if inputs.get(name, "").strip():
-            job.log.write_line(f"checkout: {name!r} is ignored; everything is checked out")
+    for input_name in ("sparse-checkout", "filter"):
+        if inputs.get(input_name, "").strip():
+            job.log.write_line(f"checkout: {input_name!r} is ignored; everything is checked out")
     if boolean_input(inputs, "persist-credentials", False):
         job.log.write_line("checkout: 'persist-credentials' is ignored; the credential is not stored in the worktree")
     try:
@@ -94,18 +94,22 @@ async def open_remote(job: JobContext, source: Source, token: str = "") -> Async
 def _plain_path(inputs: dict[str, str]) -> str:
     """Return the input `path` relative to the workspace. Raise `Refused` if it leads outside."""
     path = inputs.get("path", "").strip() or "."
-    names = [name for name in path.split("/") if name not in ("", ".")]
-    if path.startswith("/") or ".." in names or "\0" in path:
+    path_names = [folder_name for folder_name in path.split("/") if folder_name not in ("", ".")]
+    if path.startswith("/") or ".." in path_names or "\0" in path:
         raise Refused("bad_spec", f"the path {path[:80]!r} is outside of the workspace; name a folder inside")
-    return "/".join(names) or "."
+    return "/".join(path_names) or "."
 
 
 def _check_repository(job: JobContext, source: Source, repository: str) -> None:
     """Raise `Refused` for any repository except the job's, since the credential must not be used for another one."""
     repository = repository.strip().removesuffix(".git").lower()
     job_repository = str(job.expressions.github.get("repository") or "").lower()
-    url = source.url.rstrip("/").removesuffix(".git").lower()
-    if not repository or repository in (job_repository, url) or url.endswith((f"/{repository}", f":{repository}")):
+    job_url = source.url.rstrip("/").removesuffix(".git").lower()
+    if (
+        not repository
+        or repository in (job_repository, job_url)
+        or job_url.endswith((f"/{repository}", f":{repository}"))
+    ):
         return
     message = f"checkout of another repository, {repository[:80]!r}, is not supported; clone it in a step of the job"
     raise Refused("bad_spec", message)
@@ -130,10 +134,10 @@ def _key_file(job: JobContext, source: Source, credential: str) -> Iterator[str]
         yield ""
         return
     job.mirrors.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor, path = tempfile.mkstemp(dir=job.mirrors, prefix="key-")
+    descriptor, key_path = tempfile.mkstemp(dir=job.mirrors, prefix="key-")
     try:
         with os.fdopen(descriptor, "w") as file:
             file.write(credential + "\n")
-        yield path
+        yield key_path
     finally:
-        Path(path).unlink(missing_ok=True)
+        Path(key_path).unlink(missing_ok=True)

@@ -55,31 +55,33 @@ Action = Callable[[JobContext, dict[str, str]], Awaitable[dict[str, str]]]
 
 def check_inputs(inputs: dict[str, str], valid_names: tuple[str, ...]) -> None:
     """Raise `Refused` if an input is not one that the action has."""
-    for name in inputs:
-        if name not in valid_names:
-            raise Refused("bad_spec", f"the input {name[:80]!r} is not known; expected one of {', '.join(valid_names)}")
+    for input_name in inputs:
+        if input_name not in valid_names:
+            raise Refused(
+                "bad_spec", f"the input {input_name[:80]!r} is not known; expected one of {', '.join(valid_names)}"
+            )
 
 
 def boolean_input(inputs: dict[str, str], name: str, default: bool) -> bool:
     """Return an input as a boolean. Raise `Refused` for other values."""
-    text = inputs.get(name)
-    if text is None:
+    input_text = inputs.get(name)
+    if input_text is None:
         return default
-    if text.strip().lower() in _TRUE:
+    if input_text.strip().lower() in _TRUE:
         return True
-    if text.strip().lower() in _FALSE:
+    if input_text.strip().lower() in _FALSE:
         return False
-    raise Refused("bad_spec", f"the input {name!r} is {text[:80]!r}; expected true or false")
+    raise Refused("bad_spec", f"the input {name!r} is {input_text[:80]!r}; expected true or false")
 
 
 def integer_input(inputs: dict[str, str], name: str, default: int) -> int:
     """Return an input as a non-negative integer. Raise `Refused` for other values."""
-    text = inputs.get(name, "").strip()
-    if not text:
+    input_text = inputs.get(name, "").strip()
+    if not input_text:
         return default
-    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
-        raise Refused("bad_spec", f"the input {name!r} is {text[:80]!r}; expected a whole number")
-    return int(text)
+    if not (input_text.isascii() and input_text.isdecimal()) or len(input_text) > 9:
+        raise Refused("bad_spec", f"the input {name!r} is {input_text[:80]!r}; expected a whole number")
+    return int(input_text)
 
 
 def non_empty_lines(text: str) -> list[str]:

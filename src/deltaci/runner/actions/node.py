@@ -33,8 +33,8 @@ async def setup(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
     """Find the requested version of Node and put its folder first on the PATH. Return the step's outputs."""
     check_inputs(inputs, INPUTS)
     patterns = expand_home(_patterns(), Path.home())
-    installed = await find_tools(job, ("node", "nodejs"), patterns, "--version")
-    tool = choose_tool("Node", _version_spec(job, inputs), installed)
+    installed_tools = await find_tools(job, ("node", "nodejs"), patterns, "--version")
+    tool = choose_tool("Node", _version_spec(job, inputs), installed_tools)
     if inputs.get("cache", "").strip():
         job.log.write_line("setup-node: 'cache' is ignored; use a step 'cache', or 'caches' of the job")
     job.paths = [str(PurePosixPath(tool.path).parent), *job.paths]
@@ -74,12 +74,12 @@ def _version_spec(job: JobContext, inputs: dict[str, str]) -> str:
 
 def normalize_version_spec(version_spec: str) -> str:
     """Return a version spec with names of versions replaced by numbers, and names of the newest version by `*`."""
-    lowered = version_spec.strip().lower()
-    if lowered in NEWEST:
+    lowered_spec = version_spec.strip().lower()
+    if lowered_spec in NEWEST:
         return "*"
-    if lowered.startswith("lts/"):
-        return LTS_NAMES.get(lowered.removeprefix("lts/"), lowered)
-    return lowered
+    if lowered_spec.startswith("lts/"):
+        return LTS_NAMES.get(lowered_spec.removeprefix("lts/"), lowered_spec)
+    return lowered_spec
 
 
 def parse_version_file(name: str, text: str) -> str:
@@ -89,9 +89,9 @@ def parse_version_file(name: str, text: str) -> str:
             package: Any = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise Refused("bad_spec", f"the file {name[:80]!r} is not JSON: {error}") from None
-        for section_name, key in (("volta", "node"), ("engines", "node")):
+        for section_name, field_name in (("volta", "node"), ("engines", "node")):
             section = package.get(section_name) if isinstance(package, dict) else None
-            version_spec = section.get(key) if isinstance(section, dict) else None
+            version_spec = section.get(field_name) if isinstance(section, dict) else None
             if isinstance(version_spec, str):
                 return version_spec
         return ""
@@ -102,10 +102,10 @@ def parse_version_file(name: str, text: str) -> str:
 
 def _write_npmrc(job: JobContext, url: str, scope: str) -> str:
     """Write npm's configuration for a registry and return its path. It lets npm read the token from NODE_AUTH_TOKEN."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
+    url_parts = urlsplit(url)
+    if url_parts.scheme not in ("http", "https") or not url_parts.hostname or not url.isprintable() or " " in url:
         raise Refused("bad_spec", f"the input 'registry-url' is {url[:80]!r}; expected a URL with https")
-    registry = f"//{parts.netloc}{parts.path if parts.path.endswith('/') else parts.path + '/'}"
-    prefix = f"{scope if scope.startswith('@') else '@' + scope}:" if scope.strip() else ""
-    text = f"{registry}:_authToken=${{NODE_AUTH_TOKEN}}\n{prefix}registry={url}\n"
-    return str(write_file(job.layout.root, f"{job.layout.relative(job.layout.temp)}/.npmrc", text, mode=0o644))
+    registry_path = f"//{url_parts.netloc}{url_parts.path if url_parts.path.endswith('/') else url_parts.path + '/'}"
+    scope_prefix = f"{scope if scope.startswith('@') else '@' + scope}:" if scope.strip() else ""
+    npmrc_text = f"{registry_path}:_authToken=${{NODE_AUTH_TOKEN}}\n{scope_prefix}registry={url}\n"
+    return str(write_file(job.layout.root, f"{job.layout.relative(job.layout.temp)}/.npmrc", npmrc_text, mode=0o644))

@@ -33,21 +33,25 @@ async def setup(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
     Return the step's outputs.
     """
     check_inputs(inputs, INPUTS)
-    installed = await find_tools(job, NAMES, expand_home(_patterns(), Path.home()), PRINT_VERSION)
+    installed_tools = await find_tools(job, NAMES, expand_home(_patterns(), Path.home()), PRINT_VERSION)
     version_specs = _version_specs(job, inputs)
-    tools = [choose_tool("Python", version_spec, installed) for version_spec in version_specs]
+    tools = [choose_tool("Python", version_spec, installed_tools) for version_spec in version_specs]
     if inputs.get("cache", "").strip():
         job.log.write_line("setup-python: 'cache' is ignored; use a step 'cache', or 'caches' of the job")
-    folder = ""
+    environment_folder = ""
     for tool in tools:
-        folder = await _create_environment(job, tool)
-        job.paths = [f"{folder}/bin", *job.paths]
+        environment_folder = await _create_environment(job, tool)
+        job.paths = [f"{environment_folder}/bin", *job.paths]
         job.log.write_line(f"Python {tool.version_text}: {tool.path}")
     job.set_env = {
         **job.set_env,
-        **dict.fromkeys(("pythonLocation", "Python_ROOT_DIR", "Python3_ROOT_DIR"), folder),
+        **dict.fromkeys(("pythonLocation", "Python_ROOT_DIR", "Python3_ROOT_DIR"), environment_folder),
     }
-    return {"python-version": tools[-1].version_text, "python-path": f"{folder}/bin/python", "cache-hit": "false"}
+    return {
+        "python-version": tools[-1].version_text,
+        "python-path": f"{environment_folder}/bin/python",
+        "cache-hit": "false",
+    }
 
 
 def _patterns() -> list[str]:
@@ -109,8 +113,10 @@ async def _create_environment(job: JobContext, tool: Tool) -> str:
     """
     layout = job.layout
     folder = create_folder(layout.root, layout.relative(layout.tools)) / f"python-{tool.version_text}"
-    env, python = shlex.quote(str(folder)), shlex.quote(tool.path)
-    script = f"[ -x {env}/bin/pip ] || {python} -m venv {env} || {{ rm -rf {env}; virtualenv -q -p {python} {env}; }}"
+    path, python = shlex.quote(str(folder)), shlex.quote(tool.path)
+    script = (
+        f"[ -x {path}/bin/pip ] || {python} -m venv {path} || {{ rm -rf {path}; virtualenv -q -p {python} {path}; }}"
+    )
     script_exit, output = await run_in_cell(job, script, min(CREATE_SECONDS, job.timeout_seconds or CREATE_SECONDS))
     if script_exit.exit_code != 0:
         reason = " ".join(output.split())[-300:]

@@ -64,8 +64,8 @@ true
     script_exit, output = await run_in_cell(job, script, FIND_SECONDS)
     tools: dict[Version, Tool] = {}
     for line in output.splitlines():
-        marker, _, fields = line.partition("\t")
-        path, _, version_text = fields.partition("\t")
+        marker, _, path_and_version = line.partition("\t")
+        path, _, version_text = path_and_version.partition("\t")
         version = parse_version(version_text)
         if marker == MARKER and version is not None and path.startswith("/"):
             tools.setdefault(version, Tool(version, path))
@@ -78,13 +78,13 @@ async def run_in_cell(job: JobContext, script: str, timeout_seconds: float) -> t
     """Run a script of the runner in the job's cell. Return its exit and the beginning of its output."""
     output = bytearray()
 
-    def on_output(data: bytes) -> None:
+    def on_output(chunk: bytes) -> None:
         if len(output) < MAX_OUTPUT_BYTES:
-            output.extend(data)
+            output.extend(chunk)
 
     script_exit = await job.cell.run(
         script,
-        env={name: value for name, value in job.env.items() if name in ("PATH", "HOME")},
+        env={variable: value for variable, value in job.env.items() if variable in ("PATH", "HOME")},
         workdir=job.layout.workspace,
         timeout_seconds=timeout_seconds,
         on_output=on_output,

@@ -36,57 +36,64 @@ def _matches_all(version_spec: str, version: Version) -> bool:
     version_range = re.fullmatch(r"\s*v?([0-9.xX*]+)\s+-\s+v?([0-9.xX*]+)\s*", version_spec)
     if version_range:
         return _satisfies(">=", version_range[1], version) and _satisfies("<=", version_range[2], version)
-    remaining = version_spec.replace(",", " ").strip()
+    remaining_text = version_spec.replace(",", " ").strip()
     is_match = True
-    while remaining:
-        comparison = _COMPARISON.match(remaining)
+    while remaining_text:
+        comparison = _COMPARISON.match(remaining_text)
         if comparison is None:
             message = f"the version {version_spec.strip()[:80]!r} cannot be read; expected e.g. 3.11, 3.x or >=3.10"
             raise Refused("bad_spec", message)
         is_match = is_match and _satisfies(comparison["op"] or "=", comparison["version"], version)
-        remaining = remaining[comparison.end() :].strip()
+        remaining_text = remaining_text[comparison.end() :].strip()
     return is_match
 
 
 def _satisfies(operator: str, operand: str, version: Version) -> bool:
     """Return whether a version satisfies one comparison, such as `>=` and `3.10`."""
-    parts = [int(part) for part in _leading_numbers(operand)]
-    first_covered = tuple([*parts, 0, 0, 0][:3])
-    first_above = _next_version(parts) if parts else None  # The first version above all that `operand` covers.
+    operand_numbers = [int(operand_number) for operand_number in _leading_numbers(operand)]
+    lowest_covered = tuple([*operand_numbers, 0, 0, 0][:3])
+    # The first version above all that `operand` covers.
+    lowest_above = _next_version(operand_numbers) if operand_numbers else None
     match operator:
         case "=" | "==":
-            return version >= first_covered and (first_above is None or version < first_above)
+            return version >= lowest_covered and (lowest_above is None or version < lowest_above)
         case "!=":
-            return not (version >= first_covered and (first_above is None or version < first_above))
+            return not (version >= lowest_covered and (lowest_above is None or version < lowest_above))
         case ">=":
-            return version >= first_covered
+            return version >= lowest_covered
         case ">":
-            return first_above is not None and version >= first_above
+            return lowest_above is not None and version >= lowest_above
         case "<":
-            return version < first_covered
+            return version < lowest_covered
         case "<=":
-            return first_above is None or version < first_above
+            return lowest_above is None or version < lowest_above
         case "^":
-            first_nonzero = next((index for index, part in enumerate(parts) if part), len(parts) - 1)
-            return version >= first_covered and (not parts or version < _next_version(parts[: 1 + first_nonzero]))
+            first_nonzero_index = next(
+                (index for index, operand_number in enumerate(operand_numbers) if operand_number),
+                len(operand_numbers) - 1,
+            )
+            return version >= lowest_covered and (
+                not operand_numbers or version < _next_version(operand_numbers[: 1 + first_nonzero_index])
+            )
         case "~" | "~>":
-            return version >= first_covered and (not parts or version < _next_version(parts[:2]))
-    return version >= first_covered and (len(parts) < 2 or version < _next_version(parts[:-1]))  # `~=`
+            return version >= lowest_covered and (not operand_numbers or version < _next_version(operand_numbers[:2]))
+    # The operator is `~=`.
+    return version >= lowest_covered and (len(operand_numbers) < 2 or version < _next_version(operand_numbers[:-1]))
 
 
 def _leading_numbers(text: str) -> list[str]:
     """Return the numbers of a version as text, up to the first wildcard."""
     numbers: list[str] = []
-    for part in text.split("."):
-        if part in _WILDCARDS:
+    for version_part in text.split("."):
+        if version_part in _WILDCARDS:
             break
-        if not part.isdecimal() or len(part) > 6:
+        if not version_part.isdecimal() or len(version_part) > 6:
             raise Refused("bad_spec", f"the version {text[:80]!r} cannot be read; expected e.g. 3.11 or 3.x")
-        numbers.append(part)
+        numbers.append(version_part)
     return numbers
 
 
-def _next_version(parts: list[int]) -> Version:
+def _next_version(version_numbers: list[int]) -> Version:
     """Return the lowest version above all that begin with these parts: 3.12.0 for 3.11."""
-    numbers = [*parts[:-1], parts[-1] + 1, 0, 0][:3]
-    return (numbers[0], numbers[1], numbers[2])
+    next_numbers = [*version_numbers[:-1], version_numbers[-1] + 1, 0, 0][:3]
+    return (next_numbers[0], next_numbers[1], next_numbers[2])

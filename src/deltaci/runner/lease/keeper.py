@@ -147,17 +147,17 @@ class RenewalFifo:
 
 
 class _LeaseState:
-    def __init__(self, command: Hold, now: float, renewals: RenewalPipe) -> None:
-        self.command = command
-        self.margin = stop_margin_seconds(command.ttl_seconds)
-        self.confirmed_until = command.confirmed_at + command.ttl_seconds - self.margin
-        self.heartbeat_at = now + command.interval_seconds
+    def __init__(self, hold: Hold, now: float, renewals: RenewalPipe) -> None:
+        self.command = hold
+        self.margin_seconds = stop_margin_seconds(hold.ttl_seconds)
+        self.confirmed_until = hold.confirmed_at + hold.ttl_seconds - self.margin_seconds
+        self.heartbeat_at = now + hold.interval_seconds
         self.is_canceling = False
         self.renewals = renewals
 
     def renew(self, confirmed_at: float, ttl_seconds: float) -> None:
         """Extend the lease, and tell the job's supervisor."""
-        self.confirmed_until = confirmed_at + ttl_seconds - self.margin
+        self.confirmed_until = confirmed_at + ttl_seconds - self.margin_seconds
         self.renewals.write(supervisor_deadline(self.confirmed_until, self.command.ttl_seconds))
 
 
@@ -179,7 +179,7 @@ class LeaseKeeper:
         self._emit = emit
         self._clock = clock
         self._token = ""
-        self._leases: dict[str, _LeaseState] = {}
+        self._lease_states: dict[str, _LeaseState] = {}
         self._start_sender = start_sender
         self._kill_job = kill
         self._send_unsent_logs = send
@@ -200,49 +200,49 @@ class LeaseKeeper:
         if isinstance(command, NewToken):
             self._token = self._sender.client.token = command.token
         elif isinstance(command, Release):
-            if (lease := self._leases.pop(command.lease_id, None)) is not None:
-                lease.renewals.close()
+            if (lease_state := self._lease_states.pop(command.lease_id, None)) is not None:
+                lease_state.renewals.close()
         else:
-            if (lease := self._leases.get(command.lease_id)) is None:
-                lease = _LeaseState(command, self._clock(), self._open_renewals(command.renewals))
-                self._leases[command.lease_id] = lease
-            if lease.command.progress is None and command.progress is not None:
+            if (lease_state := self._lease_states.get(command.lease_id)) is None:
+                lease_state = _LeaseState(command, self._clock(), self._open_renewals(command.renewals))
+                self._lease_states[command.lease_id] = lease_state
+            if lease_state.command.progress is None and command.progress is not None:
                 # Report the start of the steps early, unless the job ends at once.
-                lease.heartbeat_at = min(lease.heartbeat_at, self._clock() + FIRST_PROGRESS_SECONDS)
-            lease.command = command
-            self._emit(Confirmed(lease_id=command.lease_id, until=lease.confirmed_until))
+                lease_state.heartbeat_at = min(lease_state.heartbeat_at, self._clock() + FIRST_PROGRESS_SECONDS)
+            lease_state.command = command
+            self._emit(Confirmed(lease_id=command.lease_id, until=lease_state.confirmed_until))
 
     def wait_seconds(self) -> float:
         """Return how long `advance` has nothing to do."""
-        times = [lease.confirmed_until for lease in self._leases.values()]
+        due_times = [lease_state.confirmed_until for lease_state in self._lease_states.values()]
         if self._awaiting_answer:
-            times.append(self._answer_deadline)
+            due_times.append(self._answer_deadline)
         else:
-            times += [lease.heartbeat_at for lease in self._leases.values()]
-        return max(0.0, min(times, default=self._clock() + 3600) - self._clock())
+            due_times += [lease_state.heartbeat_at for lease_state in self._lease_states.values()]
+        return max(0.0, min(due_times, default=self._clock() + 3600) - self._clock())
 
     def advance(self) -> None:
         """Process answers, stop jobs whose leases are unconfirmed, and send heartbeats that are due."""
         self._take_answers()
         self._stop_unconfirmed()
         now = self._clock()
-        due = [lease for lease in self._leases.values() if lease.heartbeat_at <= now]
-        if due and not self._awaiting_answer:
-            self._send_heartbeats(due)
+        due_states = [lease_state for lease_state in self._lease_states.values() if lease_state.heartbeat_at <= now]
+        if due_states and not self._awaiting_answer:
+            self._send_heartbeats(due_states)
 
     def stop_all(self) -> None:
         """Kill all jobs after the runner has died, and send the rest of their logs while their leases last."""
         now = self._clock()
         unsent_logs = []
-        for lease_id, lease in self._leases.items():
-            until = min(now + LOG_RECOVERY_SECONDS, lease.confirmed_until + lease.margin)
+        for lease_id, lease_state in self._lease_states.items():
+            until = min(now + LOG_RECOVERY_SECONDS, lease_state.confirmed_until + lease_state.margin_seconds)
             # Opened first: a restarted runner removes the files of this one.
-            unsent_logs.append(UnsentLog(lease_id, open_log(lease.command.log_path), until))
-        for lease in self._leases.values():
-            lease.renewals.close()
-        for lease in self._leases.values():
-            self._kill_job(lease.command.handle, KILL_SECONDS)
-        self._leases.clear()
+            unsent_logs.append(UnsentLog(lease_id, open_log(lease_state.command.log_path), until))
+        for lease_state in self._lease_states.values():
+            lease_state.renewals.close()
+        for lease_state in self._lease_states.values():
+            self._kill_job(lease_state.command.handle, KILL_SECONDS)
+        self._lease_states.clear()
         self._sender.close()
         client = self._connect()
         client.token = self._token
@@ -250,22 +250,24 @@ class LeaseKeeper:
 
     def _stop_unconfirmed(self) -> None:
         now = self._clock()
-        for lease in list(self._leases.values()):
-            if now >= lease.confirmed_until:
-                self._drop(lease, "NOT_PROVED")
+        for lease_state in list(self._lease_states.values()):
+            if now >= lease_state.confirmed_until:
+                self._drop(lease_state, "NOT_PROVED")
 
-    def _drop(self, lease: _LeaseState, reason: str) -> None:
-        self._leases.pop(lease.command.lease_id, None)
+    def _drop(self, lease_state: _LeaseState, reason: str) -> None:
+        self._lease_states.pop(lease_state.command.lease_id, None)
         # Report first, then kill: otherwise the runner could report the killed job as a result.
-        self._emit(Lost(lease_id=lease.command.lease_id, reason=reason))
-        lease.renewals.close()
-        self._kill_job(lease.command.handle, KILL_SECONDS)
+        self._emit(Lost(lease_id=lease_state.command.lease_id, reason=reason))
+        lease_state.renewals.close()
+        self._kill_job(lease_state.command.handle, KILL_SECONDS)
 
-    def _send_heartbeats(self, due: list[_LeaseState]) -> None:
-        self._awaiting_answer, self._sent_at = due, self._clock()
+    def _send_heartbeats(self, due_states: list[_LeaseState]) -> None:
+        self._awaiting_answer, self._sent_at = due_states, self._clock()
         # Long intervals allow long timeouts: a slow server must not get more requests because it is slow.
-        timeout_seconds = max(self._timeout_seconds, min(lease.command.interval_seconds for lease in due) / 2)
-        seconds_left = min(lease.confirmed_until for lease in due) - self._sent_at
+        timeout_seconds = max(
+            self._timeout_seconds, min(lease_state.command.interval_seconds for lease_state in due_states) / 2
+        )
+        seconds_left = min(lease_state.confirmed_until for lease_state in due_states) - self._sent_at
         timeout = max(0.2, min(timeout_seconds, MAX_CALL_SECONDS, seconds_left))
         self._answer_deadline = self._sent_at + timeout
         sent_at = self._now()
@@ -273,14 +275,14 @@ class LeaseKeeper:
         self._sequence_no = max(self._sequence_no + 1, int(self._clock() * 1000))
         heartbeats = [
             Heartbeat(
-                lease_id=lease.command.lease_id,
-                runner_id=lease.command.runner_id,
+                lease_id=lease_state.command.lease_id,
+                runner_id=lease_state.command.runner_id,
                 sequence_no=self._sequence_no,
                 ts=sent_at,
-                progress=lease.command.progress,
-                log_cursor=LogCursor(bytes_sent=lease.command.bytes_sent),
+                progress=lease_state.command.progress,
+                log_cursor=LogCursor(bytes_sent=lease_state.command.bytes_sent),
             )
-            for lease in due
+            for lease_state in due_states
         ]
         self._sender.send(heartbeats, timeout)
 
@@ -295,29 +297,35 @@ class LeaseKeeper:
             self._sender.close()
             self._sender = self._start_sender(self._connect())
             self._sender.client.token = self._token
-        awaiting, self._awaiting_answer = self._awaiting_answer, []
+        awaiting_states, self._awaiting_answer = self._awaiting_answer, []
         answer_seconds = self._clock() - self._sent_at if answers else self._timeout_seconds / 2
         self._timeout_seconds = max(MIN_CALL_SECONDS, min(MAX_CALL_SECONDS, answer_seconds * TIMEOUT_FACTOR))
         if not answers:
-            for lease in awaiting:
-                lease.heartbeat_at = self._clock() + min(RETRY_SECONDS, lease.command.interval_seconds)
+            for lease_state in awaiting_states:
+                lease_state.heartbeat_at = self._clock() + min(RETRY_SECONDS, lease_state.command.interval_seconds)
             return
-        for lease, answer in zip(awaiting, answers, strict=True):
-            if self._leases.get(lease.command.lease_id) is lease:  # It may have been released or lost meanwhile.
-                self._on_answer(lease, answer)
+        for lease_state, answer in zip(awaiting_states, answers, strict=True):
+            if (
+                self._lease_states.get(lease_state.command.lease_id) is lease_state
+            ):  # It may have been released or lost meanwhile.
+                self._on_answer(lease_state, answer)
 
-    def _on_answer(self, lease: _LeaseState, answer: ServerMessage | Problem) -> None:
+    def _on_answer(self, lease_state: _LeaseState, answer: ServerMessage | Problem) -> None:
         if not isinstance(answer, HeartbeatAck) or not answer.extend_lease:
             reason = getattr(answer, "reason", None) or getattr(answer, "code", "STALE")
-            self._drop(lease, str(reason))
+            self._drop(lease_state, str(reason))
             return
-        lease.renew(self._sent_at, answer.new_lease_ttl_seconds)
-        lease.heartbeat_at = self._sent_at + lease.command.interval_seconds
-        if answer.cancel_requested and not lease.is_canceling:
-            lease.is_canceling = True
+        lease_state.renew(self._sent_at, answer.new_lease_ttl_seconds)
+        lease_state.heartbeat_at = self._sent_at + lease_state.command.interval_seconds
+        if answer.cancel_requested and not lease_state.is_canceling:
+            lease_state.is_canceling = True
             reason = answer.reason if isinstance(answer.reason, str) else "CANCELED"
             self._emit(
-                Cancel(lease_id=lease.command.lease_id, deadline_seconds=answer.cancel_deadline_seconds, reason=reason)
+                Cancel(
+                    lease_id=lease_state.command.lease_id,
+                    deadline_seconds=answer.cancel_deadline_seconds,
+                    reason=reason,
+                )
             )
 
 
@@ -331,13 +339,13 @@ def serve(keeper: LeaseKeeper, commands_fd: int) -> None:
             selector.register(commands_fd, selectors.EVENT_READ)
             selector.register(keeper, selectors.EVENT_READ)
             selector.register(timer, selectors.EVENT_READ)
-            ready = {key.fd for key, _ in selector.select()}
-        if commands_fd in ready:
-            data = os.read(commands_fd, 1 << 16)
-            if not data:
+            ready_fds = {key.fd for key, _ in selector.select()}
+        if commands_fd in ready_fds:
+            chunk = os.read(commands_fd, 1 << 16)
+            if not chunk:
                 keeper.stop_all()
                 return
-            *lines, pending = (pending + data).split(b"\n")
+            *lines, pending = (pending + chunk).split(b"\n")
             for line in lines:
                 keeper.execute(decode_command(line))
         keeper.advance()

@@ -44,13 +44,13 @@ def send_unsent_logs(
     client: RunnerClient, unsent_logs: Sequence[UnsentLog], clock: Callable[[], float] = boottime
 ) -> None:
     """Send all logs in a thread, and return when they are sent or their leases have ended."""
-    readable = [unsent_log for unsent_log in unsent_logs if unsent_log.fd != NO_FILE]
-    if not readable:
+    readable_logs = [unsent_log for unsent_log in unsent_logs if unsent_log.fd != NO_FILE]
+    if not readable_logs:
         return
     # A daemon thread: the keeper may exit while a call hangs.
-    thread = threading.Thread(target=send_logs, args=(client, readable, clock), name="log recovery", daemon=True)
+    thread = threading.Thread(target=send_logs, args=(client, readable_logs, clock), name="log recovery", daemon=True)
     thread.start()
-    thread.join(max(0.0, max(unsent_log.deadline for unsent_log in readable) - clock()))
+    thread.join(max(0.0, max(unsent_log.deadline for unsent_log in readable_logs) - clock()))
 
 
 def send_logs(
@@ -59,7 +59,10 @@ def send_logs(
     clock: Callable[[], float],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Send the logs one after the other, each until its lease ends or the server refuses it."""
+    """Send the logs one after the other, and close their files.
+
+    A log is given up when its lease ends or the server refuses it.
+    """
     for unsent_log in unsent_logs:
         try:
             _send_log(client, unsent_log, clock, sleep)

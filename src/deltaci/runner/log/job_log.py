@@ -47,9 +47,9 @@ class JobLog:
         """Write the marker with which a section begins."""
         self._stream.write(self._writer.begin(index, self.masked(name)))
 
-    def write_output(self, data: bytes) -> None:
+    def write_output(self, chunk: bytes) -> None:
         """Write output of the job, masked."""
-        self._stream.write(self._writer.output(self._mask.feed(data)))
+        self._stream.write(self._writer.output(self._mask.feed(chunk)))
 
     def end_section(self, index: int, exit_code: int | None, seconds: float) -> None:
         """Write the marker with which a section ends."""
@@ -62,17 +62,17 @@ class JobLog:
     @contextmanager
     def section(self, index: int, name: str) -> Iterator[None]:
         """Write a begin marker before and an end marker after all that the block writes to the log."""
-        started = time.monotonic()
+        started_at = time.monotonic()
         self.begin_section(index, name)
         try:
             yield
         finally:
-            self.end_section(index, 0, time.monotonic() - started)
+            self.end_section(index, 0, time.monotonic() - started_at)
 
     def masked(self, text: str) -> str:
         """Return a text with its secrets masked."""
-        raw = text.encode("utf-8", "surrogatepass")
-        return (self._text_mask.feed(raw) + self._text_mask.flush()).decode("utf-8", "replace")
+        text_bytes = text.encode("utf-8", "surrogatepass")
+        return (self._text_mask.feed(text_bytes) + self._text_mask.flush()).decode("utf-8", "replace")
 
     def masked_line(self, text: str, max_length: int = MAX_LINE) -> str:
         """Return a text as one masked line without terminal control characters."""
@@ -84,8 +84,8 @@ class JobLog:
         Raise `Refused` if the encoded value still contains a secret, as a number or across several strings.
         """
         masked_value = self._masked_texts(value)
-        text = msgspec.json.encode(masked_value).decode()
-        if self.masked(text) != text:
+        json_text = msgspec.json.encode(masked_value).decode()
+        if self.masked(json_text) != json_text:
             raise Refused("bad_request", "it contains a secret that cannot be masked; leave it out")
         return masked_value
 
@@ -97,5 +97,5 @@ class JobLog:
             case list():
                 return [self._masked_texts(element) for element in value]
             case dict():
-                return {self.masked(name): self._masked_texts(member) for name, member in value.items()}
+                return {self.masked(member_name): self._masked_texts(member) for member_name, member in value.items()}
         return value

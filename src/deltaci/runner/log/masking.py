@@ -89,12 +89,12 @@ class Mask:
         """The replacement of a secret: `***`, or other characters if a secret begins or ends with a star."""
         return self._mark
 
-    def feed(self, data: bytes) -> bytes:
+    def feed(self, chunk: bytes) -> bytes:
         """Process the next bytes and return the masked bytes that can be written now."""
-        if len(data) <= BLOCK_BYTES:
-            return self._feed_block(data)
-        view = memoryview(data)
-        blocks = (bytes(view[offset : offset + BLOCK_BYTES]) for offset in range(0, len(data), BLOCK_BYTES))
+        if len(chunk) <= BLOCK_BYTES:
+            return self._feed_block(chunk)
+        view = memoryview(chunk)
+        blocks = (bytes(view[offset : offset + BLOCK_BYTES]) for offset in range(0, len(chunk), BLOCK_BYTES))
         return b"".join(self._feed_block(block) for block in blocks)
 
     def flush(self) -> bytes:
@@ -102,13 +102,13 @@ class Mask:
         block, self._pending = self._pending, b""
         return self._mask_block(block, len(block), self._candidates(block))
 
-    def _feed_block(self, data: bytes) -> bytes:
+    def _feed_block(self, chunk: bytes) -> bytes:
         """Process one block. Return the masked bytes that can be written now and hold back the others."""
-        block = self._pending + data if self._pending else data
+        block = self._pending + chunk if self._pending else chunk
         candidates = self._candidates(block)
-        end = self._pending_start(block, candidates)
-        masked = self._mask_block(block, end, candidates)
-        self._pending = block[end:]
+        safe_end = self._pending_start(block, candidates)
+        masked = self._mask_block(block, safe_end, candidates)
+        self._pending = block[safe_end:]
         return masked
 
     def _candidates(self, block: bytes) -> list[bytes]:
@@ -126,9 +126,9 @@ class Mask:
         start = end = len(block)
         if not block or block[-1] not in self._prefix_bytes:
             return end
-        for size in range(min(14, end), 0, -1):
-            if block[end - size :] in self._prefixes:
-                start = end - size
+        for suffix_length in range(min(14, end), 0, -1):
+            if block[end - suffix_length :] in self._prefixes:
+                start = end - suffix_length
                 break
         for form in candidates:
             if len(form) > 15:
@@ -140,29 +140,31 @@ class Mask:
 
         A mark may reach beyond `end`, which is remembered for the next block.
         """
-        masked_until = self._pending_masked_bytes
-        if not masked_until and not candidates:
+        masked_end = self._pending_masked_bytes
+        if not masked_end and not candidates:
             return block[:end]
         output_parts: list[bytes] = []
-        for start, stop in sorted(span for form in candidates for span in _occurrences(block, form)):
-            if start >= end:
+        for occurrence_start, occurrence_end in sorted(
+            span for form in candidates for span in _occurrences(block, form)
+        ):
+            if occurrence_start >= end:
                 break
-            if start >= masked_until:
-                output_parts += (block[masked_until:start], self._mark)
-            masked_until = max(masked_until, stop)
-        output_parts.append(block[masked_until:end])
-        self._pending_masked_bytes = max(0, masked_until - end)
+            if occurrence_start >= masked_end:
+                output_parts += (block[masked_end:occurrence_start], self._mark)
+            masked_end = max(masked_end, occurrence_end)
+        output_parts.append(block[masked_end:end])
+        self._pending_masked_bytes = max(0, masked_end - end)
         return b"".join(output_parts)
 
 
 def _occurrences(block: bytes, form: bytes) -> Iterator[tuple[int, int]]:
     """Yield start and end of occurrences of a form that together cover every byte of all its occurrences."""
-    size = len(form)
+    form_length = len(form)
     start = block.find(form)
     while start >= 0:
-        yield start, start + size
-        last_overlapping = block.rfind(form, start + 1, start + 2 * size - 1)
-        start = last_overlapping if last_overlapping >= 0 else block.find(form, start + size)
+        yield start, start + form_length
+        last_overlapping = block.rfind(form, start + 1, start + 2 * form_length - 1)
+        start = last_overlapping if last_overlapping >= 0 else block.find(form, start + form_length)
 
 
 def _prefix_start(block: bytes, form: bytes) -> int:

@@ -37,12 +37,12 @@ def secret_forms(secret: str) -> frozenset[bytes]:
     """Return all byte sequences that reveal a secret; none if the secret is too short."""
     if is_too_short(secret):
         return frozenset()
-    stripped = secret.strip()
-    lines = stripped.splitlines()
-    whole_values = {stripped, "\n".join(lines), "\r\n".join(lines)} if len(lines) > 1 else {stripped}
+    stripped_secret = secret.strip()
+    lines = stripped_secret.splitlines()
+    whole_values = {stripped_secret, "\n".join(lines), "\r\n".join(lines)} if len(lines) > 1 else {stripped_secret}
     line_values = {line.strip() for line in lines} if len(lines) > 1 else set()
-    values = whole_values | {line for line in line_values if len(line) >= MIN_LINE_CHARACTERS}
-    return frozenset(form for value in values for form in _encoded_forms(value) if form)
+    plain_values = whole_values | {line for line in line_values if len(line) >= MIN_LINE_CHARACTERS}
+    return frozenset(form for value in plain_values for form in _encoded_forms(value) if form)
 
 
 def _encoded_forms(value: str) -> Iterator[bytes]:
@@ -50,7 +50,7 @@ def _encoded_forms(value: str) -> Iterator[bytes]:
     raw = _encode(value)
     yield raw
     yield from _base64_forms(raw)
-    for text in (
+    for encoded_text in (
         *_url_forms(raw),
         *_json_forms(value),
         *_shell_forms(value),
@@ -58,7 +58,7 @@ def _encoded_forms(value: str) -> Iterator[bytes]:
         raw.hex(),
         raw.hex().upper(),
     ):
-        yield _encode(text)
+        yield _encode(encoded_text)
 
 
 def _encode(text: str) -> bytes:
@@ -75,10 +75,10 @@ def _base64_forms(raw: bytes) -> Iterator[bytes]:
     The bytes may begin at three offsets in a group. Characters that depend on neighbouring bytes are left out.
     """
     for shift in range(3):
-        encoded = base64.b64encode(b"\0" * shift + raw)
+        encoded_bytes = base64.b64encode(b"\0" * shift + raw)
         stable_start = (shift * 8 + 5) // 6
         stable_end = (shift + len(raw)) * 8 // 6
-        stable_part = encoded[stable_start:stable_end]
+        stable_part = encoded_bytes[stable_start:stable_end]
         yield stable_part
         yield stable_part.translate(bytes.maketrans(b"+/", b"-_"))
         if shift == 0:  # Broken into lines: the breaks are known only if the secret comes first.
@@ -89,21 +89,21 @@ def _base64_forms(raw: bytes) -> Iterator[bytes]:
 
 def _url_forms(raw: bytes) -> Iterator[str]:
     """Yield the percent-encodings of various libraries, with upper and lower case digits."""
-    quoted = [quote(raw, safe=safe) for safe in _URL_SAFE] + [quote_plus(raw, safe=safe) for safe in _URL_SAFE]
-    for text in quoted:
-        yield text
-        yield _HEX.sub(lambda match: match[0].lower(), text)
+    quoted_texts = [quote(raw, safe=safe) for safe in _URL_SAFE] + [quote_plus(raw, safe=safe) for safe in _URL_SAFE]
+    for quoted_text in quoted_texts:
+        yield quoted_text
+        yield _HEX.sub(lambda match: match[0].lower(), quoted_text)
 
 
 def _json_forms(value: str) -> Iterator[str]:
     """Yield the texts inside the quotes of a JSON string, as various encoders write them."""
     for is_ascii in (True, False):
-        text = json.dumps(value, ensure_ascii=is_ascii)[1:-1]
-        yield text
-        yield text.replace("/", "\\/")
+        json_text = json.dumps(value, ensure_ascii=is_ascii)[1:-1]
+        yield json_text
+        yield json_text.replace("/", "\\/")
         # As encoders write it that make JSON safe in HTML, such as Go's.
-        yield text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-        yield json.dumps(text, ensure_ascii=is_ascii)[1:-1]  # A JSON string within JSON, as in structured logs.
+        yield json_text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+        yield json.dumps(json_text, ensure_ascii=is_ascii)[1:-1]  # A JSON string within JSON, as in structured logs.
 
 
 def _shell_forms(value: str) -> Iterator[str]:
@@ -123,7 +123,7 @@ def _shell_forms(value: str) -> Iterator[str]:
 def _html_forms(value: str) -> Iterator[str]:
     """Yield the escapings of HTML and XML, as in test reports."""
     yield html.escape(value, quote=False)
-    escaped = html.escape(value)
-    yield escaped
-    yield escaped.replace("&#x27;", "&#39;")
-    yield escaped.replace("&#x27;", "&apos;")
+    escaped_text = html.escape(value)
+    yield escaped_text
+    yield escaped_text.replace("&#x27;", "&#39;")
+    yield escaped_text.replace("&#x27;", "&apos;")

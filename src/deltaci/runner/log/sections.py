@@ -77,11 +77,11 @@ class SectionWriter:
         quoted = json.dumps(name[:MAX_NAME_CHARACTERS])
         return self._marker_line(f"begin index={index} name={quoted}")
 
-    def output(self, data: bytes) -> bytes:
+    def output(self, chunk: bytes) -> bytes:
         """Return masked output unchanged, and remember whether it ends with a newline."""
-        if data:
-            self._is_line_open = not data.endswith(b"\n")
-        return data
+        if chunk:
+            self._is_line_open = not chunk.endswith(b"\n")
+        return chunk
 
     def end(self, index: int, exit_code: int | None, seconds: float) -> bytes:
         """Return the marker with which a step ends. A step that was killed may have no exit code."""

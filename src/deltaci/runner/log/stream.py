@@ -49,40 +49,40 @@ class LogStream:
         self._max_bytes = max_bytes - len(FULL)
         self._is_full = False
         self._dropped_tail = b""  # The end of the output that was dropped.
-        self._has_more = asyncio.Event()
-        self._is_sent = asyncio.Event()
+        self._has_more_event = asyncio.Event()
+        self._sent_event = asyncio.Event()
         self._is_finished = False
         self._chunk_bytes = FIRST_CHUNK_BYTES
         self.bytes_sent = 0
         self.failure = ""
 
-    def write(self, data: bytes) -> None:
+    def write(self, chunk: bytes) -> None:
         """Append output to the file, from which `send` reads.
 
         Beyond the size limit, keep only the last bytes, for `tail`.
         """
         if self._is_full:
-            self._dropped_tail = (self._dropped_tail + data)[-TAIL_BYTES:]
+            self._dropped_tail = (self._dropped_tail + chunk)[-TAIL_BYTES:]
             return
-        if self._size + len(data) > self._max_bytes:
+        if self._size + len(chunk) > self._max_bytes:
             self._is_full = True
             fitting_bytes = self._max_bytes - self._size
-            data, self._dropped_tail = data[:fitting_bytes] + FULL, data[fitting_bytes:][-TAIL_BYTES:]
+            chunk, self._dropped_tail = chunk[:fitting_bytes] + FULL, chunk[fitting_bytes:][-TAIL_BYTES:]
         try:
-            while data:
-                written_count = os.write(self._file, data)
-                self._size += written_count
-                data = data[written_count:]
+            while chunk:
+                written_bytes = os.write(self._file, chunk)
+                self._size += written_bytes
+                chunk = chunk[written_bytes:]
         except OSError as error:
-            self._is_full, self._dropped_tail = True, data[-TAIL_BYTES:]
+            self._is_full, self._dropped_tail = True, chunk[-TAIL_BYTES:]
             self.failure = f"the log cannot be written on this runner: {error.strerror}"
-        self._has_more.set()
+        self._has_more_event.set()
 
     def tail(self) -> list[str]:
         """Return the last lines of the output, without section markers, also of output beyond the size limit."""
-        size = min(TAIL_BYTES, self._size)
-        tail_bytes = (self._read(self._size - size, size) + self._dropped_tail)[-TAIL_BYTES:]
-        return [line for line in tail_bytes.decode(errors="replace").splitlines() if not looks_like_marker(line)][
+        tail_bytes = min(TAIL_BYTES, self._size)
+        content = (self._read(self._size - tail_bytes, tail_bytes) + self._dropped_tail)[-TAIL_BYTES:]
+        return [line for line in content.decode(errors="replace").splitlines() if not looks_like_marker(line)][
             -TAIL_LINES:
         ]
 
@@ -99,13 +99,13 @@ class LogStream:
             if self.bytes_sent >= self._size:
                 if self._is_finished:
                     break
-                self._has_more.clear()
-                await self._has_more.wait()
+                self._has_more_event.clear()
+                await self._has_more_event.wait()
                 continue
-            started = loop.time()
+            chunk_started_at = loop.time()
             try:
                 self.bytes_sent = await asyncio.to_thread(self._send_part)
-                self._adapt_chunk_size(loop.time() - started)
+                self._adapt_chunk_size(loop.time() - chunk_started_at)
                 backoff.reset()
             except Unreachable:
                 self._adapt_chunk_size(SLOW_SECONDS)
@@ -113,7 +113,7 @@ class LogStream:
             except Refused as refused:
                 self.failure = refused.message
                 break
-        self._is_sent.set()
+        self._sent_event.set()
 
     def _adapt_chunk_size(self, seconds: float) -> None:
         """Double or halve the chunk size, depending on how long the last chunk took."""
@@ -124,9 +124,9 @@ class LogStream:
 
     def _send_part(self) -> int:
         """Send the next chunk. Return the size of the server's copy, from which to continue."""
-        data = self._read(self.bytes_sent, self._chunk_bytes)
+        chunk = self._read(self.bytes_sent, self._chunk_bytes)
         try:
-            return self._client.append_log(self._lease_id, self.bytes_sent, data)
+            return self._client.append_log(self._lease_id, self.bytes_sent, chunk)
         except Refused as refused:
             if refused.code != "log_gap":
                 raise
@@ -135,17 +135,17 @@ class LogStream:
     async def finish(self, seconds: float) -> bool:
         """End the log and wait for at most `seconds` until it is sent. Return whether the whole log was sent."""
         self._is_finished = True
-        self._has_more.set()
+        self._has_more_event.set()
         try:
             async with asyncio.timeout(seconds):
-                await self._is_sent.wait()
+                await self._sent_event.wait()
         except TimeoutError:
             return False
         return not self.failure and self.bytes_sent >= self._size
 
     def limit_wait(self, seconds: float) -> None:
         """Make a pending `finish` return after at most `seconds` from now."""
-        asyncio.get_running_loop().call_later(seconds, self._is_sent.set)
+        asyncio.get_running_loop().call_later(seconds, self._sent_event.set)
 
     def close(self) -> None:
         """Close the file. The file itself is not removed."""

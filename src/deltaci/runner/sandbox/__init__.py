@@ -36,36 +36,42 @@ class Executors:
         self._executors = {executor.name: executor for executor in executors}  # In order of isolation.
         cgroups.remove_stale()  # Of runners that were killed.
 
-    def choose(self, requested: str | None, image: str = "") -> Executor:
+    def choose(self, requested_name: str | None, image: str = "") -> Executor:
         """Return the requested executor, `container` if there is an image, else the first usable default.
 
         Raises `Refused` if it cannot be used here. A requested executor is never replaced by another one.
         """
         executors = self._executors
-        if requested is not None and requested not in executors:
-            raise Refused("no_executor", f"there is no executor {requested!r}; expected one of {', '.join(executors)}")
-        if image and requested not in (None, "container"):
+        if requested_name is not None and requested_name not in executors:
+            raise Refused(
+                "no_executor", f"there is no executor {requested_name!r}; expected one of {', '.join(executors)}"
+            )
+        if image and requested_name not in (None, "container"):
             raise Refused(
                 "no_executor",
-                f"the job requests the image {image!r} and the executor {requested!r}, which cannot run images; "
+                f"the job requests the image {image!r} and the executor {requested_name!r}, which cannot run images; "
                 "leave one of them out",
             )
-        if requested == "container" and not image:
+        if requested_name == "container" and not image:
             raise Refused("no_executor", "the job requests the executor 'container' but no image; name one")
-        names = [requested] if requested else ["container"] if image else self._defaults
-        reasons = {name: executors[name].unavailable_reason() for name in names}
-        for name in names:
-            if not reasons[name]:
-                return executors[name]
-        listed_reasons = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-        usable = (
-            ", ".join(name for name in executors if name not in reasons and not executors[name].unavailable_reason())
+        names = [requested_name] if requested_name else ["container"] if image else self._defaults
+        reasons = {executor_name: executors[executor_name].unavailable_reason() for executor_name in names}
+        for executor_name in names:
+            if not reasons[executor_name]:
+                return executors[executor_name]
+        listed_reasons = "; ".join(f"{executor_name}: {reason}" for executor_name, reason in reasons.items())
+        usable_names = (
+            ", ".join(
+                executor_name
+                for executor_name in executors
+                if executor_name not in reasons and not executors[executor_name].unavailable_reason()
+            )
             or "none"
         )
         raise Refused(
             "no_executor",
             f"the job needs {' or '.join(names)}, which this runner cannot provide ({listed_reasons}); it can provide: "
-            f"{usable}. Set it up here, or send the job to another runner",
+            f"{usable_names}. Set it up here, or send the job to another runner",
         )
 
     async def close(self) -> None:

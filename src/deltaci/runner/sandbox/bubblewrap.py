@@ -63,10 +63,10 @@ class BubblewrapGuard:
     async def startup_error(self) -> str:
         """Return its stderr, which explains why it did not start."""
         assert self._process.stderr is not None
-        text = b""
+        error_bytes = b""
         with contextlib.suppress(TimeoutError):
-            text = await asyncio.wait_for(self._process.stderr.read(MAX_ERROR_BYTES), 1.0)
-        return text.decode(errors="replace").strip()
+            error_bytes = await asyncio.wait_for(self._process.stderr.read(MAX_ERROR_BYTES), 1.0)
+        return error_bytes.decode(errors="replace").strip()
 
 
 class SandboxExecutor:
@@ -164,12 +164,12 @@ def probe() -> str:
         return "bubblewrap is not installed: there is no `bwrap` on the runner's PATH; install the package bubblewrap"
     command = [*bubblewrap_command(None, has_network=False), "--", "/bin/sh", "-c", "exit 0"]
     try:
-        result = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, env={}, check=False)
+        probe_result = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, env={}, check=False)
     except (OSError, subprocess.TimeoutExpired) as start_error:
         return f"bubblewrap does not start here: {start_error}"
-    error_text = result.stderr.decode(errors="replace").strip()[:500]
+    error_text = probe_result.stderr.decode(errors="replace").strip()[:500]
     return (
         ""
-        if result.returncode == 0
-        else f"bubblewrap does not work here: {error_text or f'exit code {result.returncode}'}"
+        if probe_result.returncode == 0
+        else f"bubblewrap does not work here: {error_text or f'exit code {probe_result.returncode}'}"
     )

@@ -32,7 +32,7 @@ class CellSpec(msgspec.Struct, frozen=True):
 
 
 class JobDir:
-    """The private folder of one job, with its workspace and cell."""
+    """The private folder of one job, with its workspace and, if an executor is given, its cell."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class CellPool:
         self._executors = executors
         self._spare: JobDir | None = None
         self._spare_spec: CellSpec | None = None
-        self._preparing: asyncio.Task[None] | None = None
-        self._releasing: set[asyncio.Task[bool]] = set()
+        self._prepare_task: asyncio.Task[None] | None = None
+        self._release_tasks: set[asyncio.Task[bool]] = set()
         self.worktrees = WorktreePool(folder.resolve())
-        for stale in folder.glob(f"{PREFIX}*"):  # Of a runner that was killed.
-            shutil.rmtree(stale, ignore_errors=True)
+        for stale_folder in folder.glob(f"{PREFIX}*"):  # Of a runner that was killed.
+            shutil.rmtree(stale_folder, ignore_errors=True)
 
     def without_cell(self) -> JobDir:
         """Return a folder without a cell, for the log of a job that cannot run here."""
@@ -98,8 +98,8 @@ class CellPool:
             if spare is not None:
                 self._release_later(spare)
             job_dir = self._create(cell_spec)
-        if self._preparing is None or self._preparing.done():
-            self._preparing = asyncio.create_task(self._prepare_spare(cell_spec))
+        if self._prepare_task is None or self._prepare_task.done():
+            self._prepare_task = asyncio.create_task(self._prepare_spare(cell_spec))
         return job_dir
 
     def _acquire_with_worktree(self, cell_spec: CellSpec, tree: Worktree) -> JobDir:
@@ -128,15 +128,15 @@ class CellPool:
         self._spare, self._spare_spec = job_dir, cell_spec
 
     def _release_later(self, job_dir: JobDir) -> None:
-        releasing = asyncio.create_task(job_dir.release())
-        self._releasing.add(releasing)
-        releasing.add_done_callback(self._releasing.discard)
+        release_task = asyncio.create_task(job_dir.release())
+        self._release_tasks.add(release_task)
+        release_task.add_done_callback(self._release_tasks.discard)
 
     async def close(self) -> None:
         """Release the spare job directory and close the executors."""
-        if self._preparing is not None:
-            await asyncio.wait({self._preparing})  # Cancelling it would leave a started cell behind.
+        if self._prepare_task is not None:
+            await asyncio.wait({self._prepare_task})  # Cancelling it would leave a started cell behind.
         if self._spare is not None:
             self._release_later(self._spare)
-        await asyncio.gather(*self._releasing, return_exceptions=True)
+        await asyncio.gather(*self._release_tasks, return_exceptions=True)
         await self._executors.close()

@@ -41,32 +41,32 @@ class Groups(NamedTuple):
 
     def remove(self) -> bool:
         """Remove the groups; return False if one is still busy. Killed processes leave a group after a moment."""
-        removed = [_remove_group(path) for path in self.paths]
-        return all(removed)
+        results = [_remove_group(path) for path in self.paths]
+        return all(results)
 
 
 def find_hierarchies(proc: Path = Path("/proc/self")) -> Hierarchies:
     """Return the runner's own groups."""
     runner_paths: dict[str, str] = {}
     for line in _read_text(proc / "cgroup").splitlines():
-        number, names, path = line.split(":", 2)
-        runner_paths.update(dict.fromkeys(names.split(",") if number != "0" else [""], path))
-    v2, v1 = None, {}
+        hierarchy_id, controllers, path = line.split(":", 2)
+        runner_paths.update(dict.fromkeys(controllers.split(",") if hierarchy_id != "0" else [""], path))
+    unified_path, paths_by_controller = None, {}
     for line in _read_text(proc / "mountinfo").splitlines():
-        fields, _, rest = line.partition(" - ")
-        root, point = fields.split()[3:5]
-        kind, _, options = rest.split()[:3]
-        if kind == "cgroup2" and "" in runner_paths:
-            v2 = _visible_path(point, root, runner_paths[""])
-        elif kind == "cgroup":
-            v1.update(
+        mount_fields, _, rest = line.partition(" - ")
+        root, mount_point = mount_fields.split()[3:5]
+        filesystem_type, _, options = rest.split()[:3]
+        if filesystem_type == "cgroup2" and "" in runner_paths:
+            unified_path = _visible_path(mount_point, root, runner_paths[""])
+        elif filesystem_type == "cgroup":
+            paths_by_controller.update(
                 {
-                    name: _visible_path(point, root, runner_paths[name])
-                    for name in options.split(",")
-                    if name in runner_paths
+                    controller: _visible_path(mount_point, root, runner_paths[controller])
+                    for controller in options.split(",")
+                    if controller in runner_paths
                 }
             )
-    return Hierarchies(v2, v1)
+    return Hierarchies(unified_path, paths_by_controller)
 
 
 def create(name: str, limits: Limits, *, overhead: int = 0, hierarchies: Hierarchies | None = None) -> Groups:
@@ -75,35 +75,45 @@ def create(name: str, limits: Limits, *, overhead: int = 0, hierarchies: Hierarc
     `overhead` is the number of processes that belong to the executor, not to the job.
     """
     hierarchies = find_hierarchies() if hierarchies is None else hierarchies
-    settings_by_controller = {
-        controller: settings
-        for controller, limit, settings in (
-            ("memory", limits.memory_bytes, lambda path: _set_memory(path, limits.memory_bytes)),
-            ("pids", limits.processes, lambda path: _write_value(path / "pids.max", limits.processes + overhead)),
-            ("cpu", limits.cpus, lambda path: _set_cpu(path, limits.cpus)),
+    setter_by_controller = {
+        controller: set_limit
+        for controller, limit, set_limit in (
+            ("memory", limits.memory_bytes, lambda group_path: _set_memory(group_path, limits.memory_bytes)),
+            (
+                "pids",
+                limits.processes,
+                lambda group_path: _write_value(group_path / "pids.max", limits.processes + overhead),
+            ),
+            ("cpu", limits.cpus, lambda group_path: _set_cpu(group_path, limits.cpus)),
         )
         if limit
     }
-    paths: list[Path] = []
-    in_force: list[str] = []
-    v2 = _create_v2(hierarchies.v2, name, set(settings_by_controller)) if hierarchies.v2 is not None else None
-    if v2 is not None:
-        paths.append(v2)
-        in_force += [
-            controller for controller in settings_by_controller if _try_write(settings_by_controller[controller], v2)
+    group_paths: list[Path] = []
+    controllers_in_force: list[str] = []
+    unified_group = _create_v2(hierarchies.v2, name, set(setter_by_controller)) if hierarchies.v2 is not None else None
+    if unified_group is not None:
+        group_paths.append(unified_group)
+        controllers_in_force += [
+            controller
+            for controller in setter_by_controller
+            if _try_write(setter_by_controller[controller], unified_group)
         ]
     # In v1 every controller has its own group. The freezer is needed where v2 cannot kill a group.
-    remaining = [controller for controller in settings_by_controller if controller not in in_force]
-    if v2 is None or not _can_kill(v2):
-        remaining.append("freezer")
-    for controller in remaining:
-        path = _create(hierarchies.v1[controller], name) if controller in hierarchies.v1 else None
-        if path is not None:
-            paths.append(path)
-            if controller in settings_by_controller and _try_write(settings_by_controller[controller], path):
-                in_force.append(controller)
-    tracker = next((path for path in paths if _can_kill(path)), paths[0] if paths else "")
-    return Groups(tuple(paths), str(tracker), tuple(in_force))
+    remaining_controllers = [
+        controller for controller in setter_by_controller if controller not in controllers_in_force
+    ]
+    if unified_group is None or not _can_kill(unified_group):
+        remaining_controllers.append("freezer")
+    for controller in remaining_controllers:
+        group_path = _create(hierarchies.v1[controller], name) if controller in hierarchies.v1 else None
+        if group_path is not None:
+            group_paths.append(group_path)
+            if controller in setter_by_controller and _try_write(setter_by_controller[controller], group_path):
+                controllers_in_force.append(controller)
+    tracker_path = next(
+        (group_path for group_path in group_paths if _can_kill(group_path)), group_paths[0] if group_paths else ""
+    )
+    return Groups(tuple(group_paths), str(tracker_path), tuple(controllers_in_force))
 
 
 def name_for(marker: str) -> str:
@@ -118,15 +128,15 @@ def remove_stale(hierarchies: Hierarchies | None = None) -> int:
     """
     hierarchies = find_hierarchies() if hierarchies is None else hierarchies
     namespace_prefix = f"{PREFIX}{_pid_namespace()}."
-    removed = 0
+    removed_count = 0
     for hierarchy in {path for path in (hierarchies.v2, *hierarchies.v1.values()) if path is not None}:
         for path in _job_parent(hierarchy).glob(f"{namespace_prefix}*-*"):
             pid = path.name.removeprefix(namespace_prefix).partition("-")[0]
             if pid.isdecimal() and not _is_alive(int(pid)):
                 with contextlib.suppress(OSError):  # Not empty: its processes are not ours to kill.
                     path.rmdir()
-                    removed += 1
-    return removed
+                    removed_count += 1
+    return removed_count
 
 
 def _pid_namespace() -> int:
@@ -152,11 +162,11 @@ def _is_alive(pid: int) -> bool:
 
 def _create_v2(runner_group: Path, name: str, controllers: set[str]) -> Path | None:
     parent = _job_parent(runner_group)
-    available = controllers & set(_read_text(parent / "cgroup.controllers").split())
-    missing = available - set(_read_text(parent / "cgroup.subtree_control").split())
-    if missing and not _enable(parent, missing):
+    available_controllers = controllers & set(_read_text(parent / "cgroup.controllers").split())
+    missing_controllers = available_controllers - set(_read_text(parent / "cgroup.subtree_control").split())
+    if missing_controllers and not _enable(parent, missing_controllers):
         _move_runner(parent)
-        _enable(parent, missing)
+        _enable(parent, missing_controllers)
     return _create(parent, name)
 
 
@@ -197,23 +207,23 @@ def _create(parent: Path, name: str) -> Path | None:
 def _set_memory(path: Path, limit_bytes: int) -> None:
     if (path / "memory.max").exists():
         _write_value(path / "memory.max", limit_bytes)
-        swap, swap_limit = path / "memory.swap.max", 0
+        swap_path, swap_limit = path / "memory.swap.max", 0
     else:
         _write_value(path / "memory.limit_in_bytes", limit_bytes)
-        swap, swap_limit = path / "memory.memsw.limit_in_bytes", limit_bytes
+        swap_path, swap_limit = path / "memory.memsw.limit_in_bytes", limit_bytes
     with contextlib.suppress(
         OSError
     ):  # Without swap accounting the file does not exist; memory is limited all the same.
-        _write_value(swap, swap_limit)
+        _write_value(swap_path, swap_limit)
 
 
 def _set_cpu(path: Path, cpus: float) -> None:
-    quota = max(1000, int(cpus * PERIOD_MICROSECONDS))
+    quota_microseconds = max(1000, int(cpus * PERIOD_MICROSECONDS))
     if (path / "cpu.max").exists():
-        _write_value(path / "cpu.max", f"{quota} {PERIOD_MICROSECONDS}")
+        _write_value(path / "cpu.max", f"{quota_microseconds} {PERIOD_MICROSECONDS}")
     else:
         _write_value(path / "cpu.cfs_period_us", PERIOD_MICROSECONDS)
-        _write_value(path / "cpu.cfs_quota_us", quota)
+        _write_value(path / "cpu.cfs_quota_us", quota_microseconds)
 
 
 def _remove_group(path: Path) -> bool:
@@ -230,7 +240,7 @@ def _remove_group(path: Path) -> bool:
 
 
 def _can_kill(path: Path) -> bool:
-    return any((path / name).exists() for name in ("cgroup.kill", "freezer.state"))
+    return any((path / file_name).exists() for file_name in ("cgroup.kill", "freezer.state"))
 
 
 def _try_write(write_setting: Callable[[Path], None], path: Path) -> bool:
@@ -249,10 +259,10 @@ def _write_value(path: Path, value: int | str) -> None:
         os.close(file)
 
 
-def _visible_path(point: str, root: str, runner_group: str) -> Path:
+def _visible_path(mount_point: str, root: str, runner_group: str) -> Path:
     """Return the path at which a group is visible: a mount may show only a part of the hierarchy."""
-    inside = runner_group.removeprefix(root) if root != "/" else runner_group
-    return Path(point + "/" + inside.strip("/")) if inside.strip("/") else Path(point)
+    relative_path = runner_group.removeprefix(root) if root != "/" else runner_group
+    return Path(mount_point + "/" + relative_path.strip("/")) if relative_path.strip("/") else Path(mount_point)
 
 
 def _read_text(path: Path) -> str:

@@ -155,9 +155,9 @@ class ContainerCell:
         Only the variables that the tool itself reads and the marker have their values in it.
         """
         arguments = []
-        for name, value in env.items():
-            is_public = name in TOOL_VARIABLES or name == process_tree.MARKER_VARIABLE
-            arguments += ["--env", f"{name}={value}" if is_public else name]
+        for variable, value in env.items():
+            is_public = variable in TOOL_VARIABLES or variable == process_tree.MARKER_VARIABLE
+            arguments += ["--env", f"{variable}={value}" if is_public else variable]
         command = [*shell, script]
         if shell == SHELL:
             choose_shell = (
@@ -193,22 +193,23 @@ class ContainerCell:
         if "PATH" not in env:
             del step_env["PATH"]  # The image sets its own.
         *command, script = self.step_command(script, step_env, workdir, shell)
-        result = await self._tool_cell.run(
+        step_exit = await self._tool_cell.run(
             script,
-            env={name: value for name, value in step_env.items() if name not in TOOL_VARIABLES} | tool_environment(),
+            env={variable: value for variable, value in step_env.items() if variable not in TOOL_VARIABLES}
+            | tool_environment(),
             workdir=self._workspace,
             timeout_seconds=timeout_seconds,
             on_output=on_output,
             shell=tuple(command),
         )
-        if result.is_timed_out:
+        if step_exit.is_timed_out:
             await self._remove_container()
-        code = result.exit_code
-        if result.is_timed_out or self._is_stopping.is_set() or code is None:
-            return Exit(None, int(signal.SIGKILL), result.seconds, result.is_timed_out)
-        if SIGNALED < code <= SIGNALED + 64:
-            return Exit(None, code - SIGNALED, result.seconds)
-        return Exit(code, None, result.seconds)
+        exit_code = step_exit.exit_code
+        if step_exit.is_timed_out or self._is_stopping.is_set() or exit_code is None:
+            return Exit(None, int(signal.SIGKILL), step_exit.seconds, step_exit.is_timed_out)
+        if SIGNALED < exit_code <= SIGNALED + 64:
+            return Exit(None, exit_code - SIGNALED, step_exit.seconds)
+        return Exit(exit_code, None, step_exit.seconds)
 
     async def stop(self, grace_seconds: float) -> bool:
         """Terminate, wait and kill; return True if no process is left. See `Cell.stop`."""
@@ -231,14 +232,14 @@ class ContainerCell:
             os.mkfifo(self._fifo, 0o644)
             # For reading, too: opening it only for writing would wait for a reader.
             await self._tool_cell.keep_open(os.open(self._fifo, os.O_RDWR | os.O_CLOEXEC))
-        code, output = await self._call_tool(*self.start_command()[1:])
-        if code:
+        exit_code, output = await self._call_tool(*self.start_command()[1:])
+        if exit_code:
             await self._remove_container()
             raise CellFailed(
                 f"the container did not start: {output}; check whether the image {self._image!r} can be pulled"
             )
-        _, text = await self._call_tool("inspect", "--format", "{{.State.Pid}} {{.Id}}", self._name)
-        pid, _, container_id = text.partition(" ")
+        _, pid_and_id = await self._call_tool("inspect", "--format", "{{.State.Pid}} {{.Id}}", self._name)
+        pid, _, container_id = pid_and_id.partition(" ")
         if pid.isdigit() and int(pid):
             cgroup = _dedicated_cgroup(int(pid), container_id)
             self._handle = JobHandle(marker=self._marker, root_pids=(int(pid),), cgroup=cgroup)
@@ -249,8 +250,8 @@ class ContainerCell:
             return True
         await self._call_tool("rm", "--force", self._name)
         remaining_pids = await asyncio.to_thread(process_tree.kill_all, self._handle, KILL_SECONDS)
-        code, output = await self._call_tool("ps", "--all", "--quiet", "--filter", f"name={self._name}")
-        is_removed = not remaining_pids and not code and not output
+        exit_code, output = await self._call_tool("ps", "--all", "--quiet", "--filter", f"name={self._name}")
+        is_removed = not remaining_pids and not exit_code and not output
         self._is_started = not is_removed
         return is_removed
 
@@ -268,13 +269,13 @@ class ContainerCell:
             process.kill()
             await process.wait()
             return 1, f"{Path(self._tool).name} {arguments[0]} did not answer within {TOOL_SECONDS:.0f} s"
-        code = process.returncode or 0
-        return code, (error_output if code else output).decode(errors="replace").strip()[:2000]
+        exit_code = process.returncode or 0
+        return exit_code, (error_output if exit_code else output).decode(errors="replace").strip()[:2000]
 
 
 def tool_environment() -> dict[str, str]:
     """Return the variables of the runner's environment that the tool receives."""
-    return {name: os.environ[name] for name in TOOL_VARIABLES if name in os.environ}
+    return {variable: os.environ[variable] for variable in TOOL_VARIABLES if variable in os.environ}
 
 
 def _dedicated_cgroup(pid: int, container_id: str) -> str:
@@ -291,22 +292,22 @@ def _dedicated_cgroup(pid: int, container_id: str) -> str:
 def working_tool() -> tuple[str, str]:
     """Return the first tool that works and "", or "" and why none does."""
     reasons = []
-    for name in TOOLS:
-        path = shutil.which(name)
-        if path is None:
-            reasons.append(f"{name} is not installed")
+    for tool_name in TOOLS:
+        tool_path = shutil.which(tool_name)
+        if tool_path is None:
+            reasons.append(f"{tool_name} is not installed")
             continue
         try:
-            result = subprocess.run(
-                [path, "info"], capture_output=True, timeout=PROBE_SECONDS, env=tool_environment(), check=False
+            probe_run = subprocess.run(
+                [tool_path, "info"], capture_output=True, timeout=PROBE_SECONDS, env=tool_environment(), check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            reasons.append(f"{name} does not answer ({error})")
+            reasons.append(f"{tool_name} does not answer ({error})")
             continue
-        if result.returncode == 0:
-            return path, ""
-        error_lines = result.stderr.decode(errors="replace").strip().splitlines()
+        if probe_run.returncode == 0:
+            return tool_path, ""
+        errors = probe_run.stderr.decode(errors="replace").strip().splitlines()
         reasons.append(
-            f"{name} does not work ({error_lines[-1][:300] if error_lines else f'exit code {result.returncode}'})"
+            f"{tool_name} does not work ({errors[-1][:300] if errors else f'exit code {probe_run.returncode}'})"
         )
     return "", "; ".join(reasons)

@@ -29,8 +29,8 @@ def search_path() -> str:
 
 def environment(workspace: Path, marker: str, env: dict[str, str]) -> dict[str, str]:
     """Return the whole environment of a step. The job's variables override the defaults, but not the marker."""
-    for name in env:
-        if not name or "=" in name:
-            raise Refused("bad_spec", f"{name[:80]!r} is not a valid variable name; use a name without '='")
+    for variable in env:
+        if not variable or "=" in variable:
+            raise Refused("bad_spec", f"{variable[:80]!r} is not a valid variable name; use a name without '='")
     defaults = {"PATH": search_path(), "HOME": str(workspace), "LANG": "C.UTF-8", "CI": "true"}
     return defaults | env | {MARKER_VARIABLE: marker}

@@ -57,19 +57,19 @@ def kill_all(handle: JobHandle, seconds: float = 5.0) -> list[int]:
     Roots are killed last: they adopt the job's orphans, which would be harder to find without a parent.
     """
     deadline = time.monotonic() + seconds
-    empty_scans = scans_without_others = 0
+    empty_scan_count = scan_count_without_others = 0
     while True:
         processes = _find_processes(handle)
-        roots = {pid for pid in processes if pid in handle.root_pids}
-        others = {pid: process for pid, process in processes.items() if pid not in roots}
-        empty_scans = 0 if processes else empty_scans + 1
-        scans_without_others = 0 if others else scans_without_others + 1
-        if empty_scans >= EMPTY_SCANS or (processes and time.monotonic() >= deadline):
+        root_pids = {pid for pid in processes if pid in handle.root_pids}
+        other_processes = {pid: process for pid, process in processes.items() if pid not in root_pids}
+        empty_scan_count = 0 if processes else empty_scan_count + 1
+        scan_count_without_others = 0 if other_processes else scan_count_without_others + 1
+        if empty_scan_count >= EMPTY_SCANS or (processes and time.monotonic() >= deadline):
             return sorted(processes)
-        if others:
-            _kill_once(handle, others)
-            _wait_for_exit(others, deadline)
-        elif roots and scans_without_others >= EMPTY_SCANS:
+        if other_processes:
+            _kill_once(handle, other_processes)
+            _wait_for_exit(other_processes, deadline)
+        elif root_pids and scan_count_without_others >= EMPTY_SCANS:
             _kill_once(handle, processes)
             _wait_for_exit(processes, deadline)
 
@@ -80,19 +80,19 @@ def terminate(handle: JobHandle, seconds: float, spared_pids: Collection[int] = 
     New processes may appear at any time: see `kill_all`.
     """
     deadline = time.monotonic() + seconds
-    signaled: set[ProcessEntry] = set()
+    signaled_processes: set[ProcessEntry] = set()
     while True:
         processes = {pid: process for pid, process in _find_processes(handle).items() if pid not in spared_pids}
         # Each process is signaled once: a second SIGTERM makes many programs give up their clean-up. Children that a
         # signaled process starts are part of its clean-up and are not signaled.
-        cleanup_pids = {process.pid for process in signaled & set(processes.values())}
-        for process in sorted(set(processes.values()) - signaled):
+        cleanup_pids = {process.pid for process in signaled_processes & set(processes.values())}
+        for process in sorted(set(processes.values()) - signaled_processes):
             if process.parent in cleanup_pids:
                 cleanup_pids.add(process.pid)
             else:
                 _send_signal(process, signal.SIGTERM)
                 _send_signal(process, signal.SIGCONT)  # A stopped process would not receive the SIGTERM.
-        signaled |= set(processes.values())
+        signaled_processes |= set(processes.values())
         if not processes or time.monotonic() >= deadline:
             return sorted(processes)
         _wait_for_exit(processes, deadline)
@@ -102,65 +102,65 @@ def terminate(handle: JobHandle, seconds: float, spared_pids: Collection[int] = 
 
 
 def _find_processes(handle: JobHandle) -> dict[int, ProcessEntry]:
-    table = _process_table()
-    seeds = {pid for pid in _in_cgroup(handle.cgroup) if pid in table}
-    needle = f"{MARKER_VARIABLE}={handle.marker}".encode()
-    for pid in table:
-        is_marked = _is_marked(pid, needle)
+    process_by_pid = _process_table()
+    seed_pids = {pid for pid in _in_cgroup(handle.cgroup) if pid in process_by_pid}
+    marker_assignment = f"{MARKER_VARIABLE}={handle.marker}".encode()
+    for pid in process_by_pid:
+        is_marked = _is_marked(pid, marker_assignment)
         if is_marked or (is_marked is None and pid in handle.root_pids):
-            seeds.add(pid)
-    members = _closure(table, seeds)
+            seed_pids.add(pid)
+    member_pids = _closure(process_by_pid, seed_pids)
     # A caller's mistake may have put this process into the job's session or cgroup; it must not kill itself.
-    members.discard(os.getpid())
-    return {pid: table[pid] for pid in members}
+    member_pids.discard(os.getpid())
+    return {pid: process_by_pid[pid] for pid in member_pids}
 
 
-def _closure(table: dict[int, ProcessEntry], seeds: set[int]) -> set[int]:
+def _closure(process_by_pid: dict[int, ProcessEntry], seed_pids: set[int]) -> set[int]:
     """Return the seeds, their descendants, and all processes that share a session with one of these."""
-    children: dict[int, list[int]] = {}
-    sessions: dict[int, list[int]] = {}
-    for process in table.values():
-        children.setdefault(process.parent, []).append(process.pid)
-        sessions.setdefault(process.session, []).append(process.pid)
-    foreign_sessions = {0, os.getsid(0)}
-    members: set[int] = set()
-    pending = list(seeds)
-    while pending:
-        pid = pending.pop()
-        if pid in members or pid == os.getpid():
+    child_pids_by_pid: dict[int, list[int]] = {}
+    pids_by_session: dict[int, list[int]] = {}
+    for process in process_by_pid.values():
+        child_pids_by_pid.setdefault(process.parent, []).append(process.pid)
+        pids_by_session.setdefault(process.session, []).append(process.pid)
+    excluded_sessions = {0, os.getsid(0)}
+    member_pids: set[int] = set()
+    pending_pids = list(seed_pids)
+    while pending_pids:
+        pid = pending_pids.pop()
+        if pid in member_pids or pid == os.getpid():
             continue
-        members.add(pid)
-        pending.extend(children.get(pid, ()))
-        if table[pid].session not in foreign_sessions:
-            pending.extend(sessions[table[pid].session])
-    return members
+        member_pids.add(pid)
+        pending_pids.extend(child_pids_by_pid.get(pid, ()))
+        if process_by_pid[pid].session not in excluded_sessions:
+            pending_pids.extend(pids_by_session[process_by_pid[pid].session])
+    return member_pids
 
 
 def _process_table() -> dict[int, ProcessEntry]:
-    table = {}
-    for name in os.listdir(PROC):
-        if name.isdigit() and (process := _read_process(int(name))):
-            table[process.pid] = process
-    return table
+    process_by_pid = {}
+    for file_name in os.listdir(PROC):
+        if file_name.isdigit() and (process := _read_process(int(file_name))):
+            process_by_pid[process.pid] = process
+    return process_by_pid
 
 
 def _read_process(pid: int) -> ProcessEntry | None:
     """Return the process if it is alive."""
     try:
-        text = (PROC / str(pid) / "stat").read_bytes()
+        stat_bytes = (PROC / str(pid) / "stat").read_bytes()
     except OSError:
         return None
     # The name is in brackets and may contain anything, including brackets and spaces.
-    fields = text[text.rindex(b")") + 2 :].split()
-    if fields[0] in (b"Z", b"X", b"x"):
+    stat_fields = stat_bytes[stat_bytes.rindex(b")") + 2 :].split()
+    if stat_fields[0] in (b"Z", b"X", b"x"):
         return None
-    return ProcessEntry(pid, int(fields[1]), int(fields[3]), int(fields[19]))
+    return ProcessEntry(pid, int(stat_fields[1]), int(stat_fields[3]), int(stat_fields[19]))
 
 
-def _is_marked(pid: int, needle: bytes) -> bool | None:
+def _is_marked(pid: int, marker_assignment: bytes) -> bool | None:
     """Return None if the process is another user's, so that its environment cannot be read."""
     try:
-        return needle in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        return marker_assignment in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except PermissionError:
         return None
     except OSError:
@@ -218,8 +218,8 @@ def _open_pidfd(process: ProcessEntry) -> int | None:
         pidfd = os.pidfd_open(process.pid)
     except OSError:
         return None
-    current = _read_process(process.pid)
-    if current is None or current.start != process.start:
+    current_process = _read_process(process.pid)
+    if current_process is None or current_process.start != process.start:
         os.close(pidfd)
         return None
     return pidfd

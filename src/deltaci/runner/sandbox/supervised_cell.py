@@ -51,38 +51,38 @@ class StepOutput:
     def __init__(self, deliver: Callable[[bytes], None]) -> None:
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
-        self._end: asyncio.Future[None] = self._loop.create_future()
+        self._end_future: asyncio.Future[None] = self._loop.create_future()
         self._read, self.write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._read, False)
         self._loop.add_reader(self._read, self._pump)
 
     def _pump(self, limit: int = MAX_READ_BYTES) -> int:
         try:
-            data = os.read(self._read, limit)
+            chunk = os.read(self._read, limit)
         except BlockingIOError:
             return 0
-        if data:
-            self._deliver(data)
+        if chunk:
+            self._deliver(chunk)
         else:
             self.close()
-        return len(data)
+        return len(chunk)
 
     async def finish(self) -> None:
         """Deliver all that has been written so far, and wait a moment for more."""
-        if not self._end.done():
-            available = array.array("i", [0])
-            fcntl.ioctl(self._read, termios.FIONREAD, available)
-            remaining = available[0]
-            while remaining > 0 and not self._end.done():
-                remaining -= self._pump(min(remaining, MAX_READ_BYTES))
-        await asyncio.wait([self._end], timeout=OUTPUT_GRACE_SECONDS)
+        if not self._end_future.done():
+            available_bytes = array.array("i", [0])
+            fcntl.ioctl(self._read, termios.FIONREAD, available_bytes)
+            remaining_bytes = available_bytes[0]
+            while remaining_bytes > 0 and not self._end_future.done():
+                remaining_bytes -= self._pump(min(remaining_bytes, MAX_READ_BYTES))
+        await asyncio.wait([self._end_future], timeout=OUTPUT_GRACE_SECONDS)
 
     def close(self) -> None:
         """Stop reading. Idempotent."""
-        if not self._end.done():
+        if not self._end_future.done():
             self._loop.remove_reader(self._read)
             os.close(self._read)
-            self._end.set_result(None)
+            self._end_future.set_result(None)
 
 
 class SupervisedCell:
@@ -109,13 +109,12 @@ class SupervisedCell:
         self._handle = JobHandle(marker=self._marker, cgroup=self._groups.tracker)
         self._guard: Guard | None = None
         self._socket: socket.socket | None = None
-        self._listener: asyncio.Task[None] | None = None
-        self._started_pid: asyncio.Future[int] | None = None
-        self._exit: asyncio.Future[StepReport] | None = None
-        self._infrastructure_pids: frozenset[int] = (
-            frozenset()
-        )  # Not the job's: the supervisor and its guard or sandbox.
-        self._outputs: list[StepOutput] = []
+        self._listen_task: asyncio.Task[None] | None = None
+        self._started_pid_future: asyncio.Future[int] | None = None
+        self._exit_future: asyncio.Future[StepReport] | None = None
+        # Not the job's: the supervisor and its guard or sandbox.
+        self._infrastructure_pids: frozenset[int] = frozenset()
+        self._step_outputs: list[StepOutput] = []
         self._on_output: Callable[[bytes], None] | None = None
         self._lease_order: tuple[float, int] | None = None  # For the supervisor: the deadline and the FIFO of renewals.
         self.is_lease_over = False
@@ -159,38 +158,40 @@ class SupervisedCell:
         shell: tuple[str, ...] = SHELL,
     ) -> Exit:
         """Run one step; see `Cell.run`. Output of leftovers of earlier steps goes to the current step."""
-        if self._exit is not None:
+        if self._exit_future is not None:
             raise InvariantBroken("a cell runs one step at a time, but a second one was started")
         variables = environment(self._workspace, self._marker, env)
         order = [
             *(str(workdir), str(len(shell) + 1), str(len(variables)), *shell, script),
-            *(f"{name}={value}" for name, value in (*variables.items(), *self._rlimits.items())),
+            *(f"{variable}={value}" for variable, value in (*variables.items(), *self._rlimits.items())),
         ]
-        if any("\0" in text for text in order):
+        if any("\0" in order_text for order_text in order):
             raise Refused("bad_spec", "the step or its environment has a NUL character, which no command can have")
-        began = time.monotonic()
-        killed = Exit(None, int(signal.SIGKILL), 0.0)
+        started_at = time.monotonic()
+        killed_exit = Exit(None, int(signal.SIGKILL), 0.0)
         if self._is_stopping.is_set():
-            return killed
-        self._exit = asyncio.get_running_loop().create_future()
+            return killed_exit
+        self._exit_future = asyncio.get_running_loop().create_future()
         self._on_output = on_output
         try:
             if self._guard is None:
                 await self._start_supervisor()
             if self._is_stopping.is_set():  # Stopped during the start, possibly before any process existed.
                 await self._end_processes()
-                return killed
-            output = StepOutput(self._deliver)
-            self._outputs.append(output)
-            await self._send_order(output.write, "run", *order)
+                return killed_exit
+            step_output = StepOutput(self._deliver)
+            self._step_outputs.append(step_output)
+            await self._send_order(step_output.write, "run", *order)
             report, is_timed_out = await self._await_exit(timeout_seconds)
-            seconds = time.monotonic() - began
-            await output.finish()
-            code, used = report
-            signaled = -code if code < 0 else None
-            return Exit(code if code >= 0 else None, signaled, seconds, is_timed_out, *used)
+            elapsed_seconds = time.monotonic() - started_at
+            await step_output.finish()
+            exit_code, cpu_and_memory = report
+            signal_number = -exit_code if exit_code < 0 else None
+            return Exit(
+                exit_code if exit_code >= 0 else None, signal_number, elapsed_seconds, is_timed_out, *cpu_and_memory
+            )
         finally:
-            self._exit = None
+            self._exit_future = None
             self._on_output = None
 
     async def stop(self, grace_seconds: float) -> bool:
@@ -206,24 +207,24 @@ class SupervisedCell:
         is_empty = await self._end_processes()
         if is_empty:
             await asyncio.to_thread(self._groups.remove)
-        for output in self._outputs:
-            output.close()
+        for step_output in self._step_outputs:
+            step_output.close()
         if self._lease_order is not None:
             os.close(self._lease_order[1])
             self._lease_order = None
-        if self._listener is not None:
-            self._listener.cancel()
-            await asyncio.gather(self._listener, return_exceptions=True)
+        if self._listen_task is not None:
+            self._listen_task.cancel()
+            await asyncio.gather(self._listen_task, return_exceptions=True)
         if self._socket is not None:
             self._socket.close()
         return is_empty
 
     async def _end_processes(self) -> bool:
         """Kill all processes of the job. Return True only if it is proved that none is left."""
-        code = await self._shut_down()
-        if code == 0 and not await asyncio.to_thread(process_tree.in_cgroup, self._handle):
+        guard_exit_code = await self._shut_down()
+        if guard_exit_code == 0 and not await asyncio.to_thread(process_tree.in_cgroup, self._handle):
             return True
-        self._was_killed_here = self._was_killed_here or code is None
+        self._was_killed_here = self._was_killed_here or guard_exit_code is None
         remaining_pids = await asyncio.to_thread(process_tree.kill_all, self._handle, KILL_SECONDS)
         # Another process killed the guard, and neither isolation nor a cgroup contained the job: some may have escaped.
         is_blind = not (self._was_killed_here or self._is_isolated or self._groups.tracker)
@@ -245,14 +246,14 @@ class SupervisedCell:
     async def _start_supervisor(self) -> None:
         runner_socket, supervisor_socket = socket.socketpair()
         runner_socket.setblocking(False)
-        self._started_pid = asyncio.get_running_loop().create_future()
+        self._started_pid_future = asyncio.get_running_loop().create_future()
         self._socket = runner_socket
         with supervisor_socket:
             self._guard = await self._launch(self._marker, self._groups, supervisor_socket)
         self._handle = JobHandle(marker=self._marker, root_pids=(self._guard.pid,), cgroup=self._groups.tracker)
-        self._listener = asyncio.create_task(self._listen(runner_socket))
-        await asyncio.wait([self._started_pid], timeout=START_SECONDS)
-        if not self._started_pid.done() or self._started_pid.exception() is not None:
+        self._listen_task = asyncio.create_task(self._listen(runner_socket))
+        await asyncio.wait([self._started_pid_future], timeout=START_SECONDS)
+        if not self._started_pid_future.done() or self._started_pid_future.exception() is not None:
             if self._is_stopping.is_set():
                 return
             self._is_stopping.set()
@@ -262,13 +263,13 @@ class SupervisedCell:
             # No step has run yet, so no process is the job's.
             self._infrastructure_pids = frozenset(await asyncio.to_thread(process_tree.members, self._handle))
         else:
-            self._infrastructure_pids = frozenset((self._guard.pid, self._started_pid.result()))
+            self._infrastructure_pids = frozenset((self._guard.pid, self._started_pid_future.result()))
 
     async def _startup_error(self) -> str:
         await self._end_processes()
         error_text = await self._guard.startup_error() if self._guard is not None else ""
-        if not error_text and self._started_pid is not None and self._started_pid.done():
-            error_text = str(self._started_pid.exception())
+        if not error_text and self._started_pid_future is not None and self._started_pid_future.done():
+            error_text = str(self._started_pid_future.exception())
         error_text = error_text or "no reply from its supervisor"
         return f"{error_text}; check whether the runner may start processes here, or choose another executor"
 
@@ -277,11 +278,11 @@ class SupervisedCell:
         loop = asyncio.get_running_loop()
         pending = b""
         with contextlib.suppress(OSError):
-            while data := await loop.sock_recv(runner_socket, MAX_REPLY_BYTES):
-                *lines, pending = (pending + data).split(b"\n")
+            while chunk := await loop.sock_recv(runner_socket, MAX_REPLY_BYTES):
+                *lines, pending = (pending + chunk).split(b"\n")
                 for line in lines:
                     self._on_reply(line.decode(errors="replace"))
-        if self._started_pid is not None and not self._started_pid.done():
+        if self._started_pid_future is not None and not self._started_pid_future.done():
             self._fail_start("the supervisor ended")
         self._is_stopping.set()
         self._on_exit(KILLED)
@@ -289,35 +290,35 @@ class SupervisedCell:
     def _on_reply(self, reply: str) -> None:
         verb, _, report = reply.partition(" ")
         if verb == "exit":
-            code, cpu_seconds, peak = report.split()
-            self._on_exit((int(code), (float(cpu_seconds), int(peak))))
+            exit_code, cpu_seconds, peak_memory_bytes = report.split()
+            self._on_exit((int(exit_code), (float(cpu_seconds), int(peak_memory_bytes))))
         elif verb == "lease_over":
             self.is_lease_over = True
-        elif self._started_pid is not None and not self._started_pid.done():
+        elif self._started_pid_future is not None and not self._started_pid_future.done():
             if verb == "ready":
-                self._started_pid.set_result(int(report))
+                self._started_pid_future.set_result(int(report))
             else:
                 self._fail_start(report)
 
     def _on_exit(self, report: StepReport) -> None:
-        if self._exit is not None and not self._exit.done():
-            self._exit.set_result(report)
+        if self._exit_future is not None and not self._exit_future.done():
+            self._exit_future.set_result(report)
 
     def _fail_start(self, reason: str) -> None:
-        assert self._started_pid is not None
-        self._started_pid.set_exception(CellFailed(reason))
-        self._started_pid.exception()  # Marks it as retrieved: the waiter may have timed out.
+        assert self._started_pid_future is not None
+        self._started_pid_future.set_exception(CellFailed(reason))
+        self._started_pid_future.exception()  # Marks it as retrieved: the waiter may have timed out.
 
     async def _send_order(self, file: int | None, *texts: str) -> None:
         """Send an order with an optional descriptor. A lost connection is reported as the exit, not here."""
         if self._socket is None:
             return
         framed_order = encode_order(*texts)
-        head = framed_order[: supervisor.LENGTH_BYTES]
+        length_bytes = framed_order[: supervisor.LENGTH_BYTES]
         try:
             # The first bytes carry the descriptor. The socket buffer is empty between orders, so they always fit.
-            socket.send_fds(self._socket, [head], [file] if file is not None else [])
-            await asyncio.get_running_loop().sock_sendall(self._socket, framed_order[len(head) :])
+            socket.send_fds(self._socket, [length_bytes], [file] if file is not None else [])
+            await asyncio.get_running_loop().sock_sendall(self._socket, framed_order[len(length_bytes) :])
         except OSError:
             return
         finally:
@@ -325,30 +326,30 @@ class SupervisedCell:
                 os.close(file)
 
     async def _await_exit(self, timeout_seconds: float) -> tuple[StepReport, bool]:
-        if self._exit is None:
+        if self._exit_future is None:
             raise InvariantBroken("an exit is awaited, but no step was started")
-        await asyncio.wait([self._exit], timeout=timeout_seconds or None)
-        if self._exit.done():
-            return self._exit.result(), False
+        await asyncio.wait([self._exit_future], timeout=timeout_seconds or None)
+        if self._exit_future.done():
+            return self._exit_future.result(), False
         await self._send_order(None, "signal", str(int(signal.SIGTERM)))
-        await asyncio.wait([self._exit], timeout=TIMEOUT_GRACE_SECONDS)
+        await asyncio.wait([self._exit_future], timeout=TIMEOUT_GRACE_SECONDS)
         await self._send_order(None, "signal", str(int(signal.SIGKILL)))
-        await asyncio.wait([self._exit], timeout=KILL_SECONDS)
-        if not self._exit.done():  # It hangs in the kernel or stopped its supervisor: give up the cell.
+        await asyncio.wait([self._exit_future], timeout=KILL_SECONDS)
+        if not self._exit_future.done():  # It hangs in the kernel or stopped its supervisor: give up the cell.
             self._is_stopping.set()
             await self._end_processes()
             return KILLED, True
-        return self._exit.result(), True
+        return self._exit_future.result(), True
 
-    def _deliver(self, data: bytes) -> None:
+    def _deliver(self, chunk: bytes) -> None:
         if self._on_output is not None:
-            self._on_output(data)
+            self._on_output(chunk)
 
 
 def describe_limits(limits: Limits, groups: cgroups.Groups, rlimits: dict[str, int]) -> str:
     """Return a sentence about the limits and whether each is in force."""
-    words = []
-    for controller, rlimit, value, text in (
+    limit_texts = []
+    for controller, rlimit, value, limit_text in (
         ("memory", "RLIMIT_DATA", limits.memory_bytes, f"memory {limits.memory_bytes} bytes"),
         ("pids", "RLIMIT_NPROC", limits.processes, f"{limits.processes} processes"),
         ("cpu", "", limits.cpus, f"{limits.cpus:g} CPUs"),
@@ -356,10 +357,10 @@ def describe_limits(limits: Limits, groups: cgroups.Groups, rlimits: dict[str, i
         if not value:
             continue
         if controller in groups.in_force:
-            words.append(f"{text} (cgroup)")
+            limit_texts.append(f"{limit_text} (cgroup)")
         elif rlimit in rlimits:
-            words.append(f"{text} (rlimit{', each process' if controller == 'memory' else ''})")
+            limit_texts.append(f"{limit_text} (rlimit{', each process' if controller == 'memory' else ''})")
         else:
-            words.append(f"{text} NOT in force, as no {controller} cgroup is available here")
-    tracked = "tracked by a cgroup" if groups.tracker else "tracked without a cgroup"
-    return f"limits: {', '.join(words) or 'none requested'}; {tracked}"
+            limit_texts.append(f"{limit_text} NOT in force, as no {controller} cgroup is available here")
+    tracking_text = "tracked by a cgroup" if groups.tracker else "tracked without a cgroup"
+    return f"limits: {', '.join(limit_texts) or 'none requested'}; {tracking_text}"

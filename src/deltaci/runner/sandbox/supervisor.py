@@ -56,22 +56,26 @@ def prctl(option: int, value: int) -> None:
 
 def receive(runner: _socket.socket) -> tuple[list[str], int | None] | None:
     """Return the next order and the descriptor that came with it; None if the runner closed the socket."""
-    head, extra, _, _ = runner.recvmsg(LENGTH_BYTES, _socket.CMSG_SPACE(DESCRIPTOR_BYTES))
+    length_bytes, ancillary_messages, _, _ = runner.recvmsg(LENGTH_BYTES, _socket.CMSG_SPACE(DESCRIPTOR_BYTES))
     descriptor = None
-    for level, kind, data in extra:
-        if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS and len(data) >= DESCRIPTOR_BYTES:
-            descriptor = int.from_bytes(data[:DESCRIPTOR_BYTES], sys.byteorder)
+    for level, message_type, message_content in ancillary_messages:
+        if (
+            level == _socket.SOL_SOCKET
+            and message_type == _socket.SCM_RIGHTS
+            and len(message_content) >= DESCRIPTOR_BYTES
+        ):
+            descriptor = int.from_bytes(message_content[:DESCRIPTOR_BYTES], sys.byteorder)
             os.set_inheritable(descriptor, False)
-    if len(head) < LENGTH_BYTES:  # The length is sent by one call with the descriptor, so it arrives whole.
+    if len(length_bytes) < LENGTH_BYTES:  # The length is sent by one call with the descriptor, so it arrives whole.
         return None
-    missing = int.from_bytes(head, "big")
+    missing_bytes = int.from_bytes(length_bytes, "big")
     chunks = []
-    while missing:
-        chunk = runner.recv(min(missing, 1 << 16))
+    while missing_bytes:
+        chunk = runner.recv(min(missing_bytes, 1 << 16))
         if not chunk:
             return None
         chunks.append(chunk)
-        missing -= len(chunk)
+        missing_bytes -= len(chunk)
     return [os.fsdecode(text) for text in b"".join(chunks).split(b"\0")], descriptor
 
 
@@ -82,21 +86,21 @@ def find_program(name: str, path: str) -> str:
     return next((candidate for folder in path.split(":") if os.access(candidate := f"{folder}/{name}", os.X_OK)), "")
 
 
-def become_step(order: list[str], output: int, deadline: LeaseDeadline) -> NoReturn:
+def become_step(order: list[str], output_fd: int, deadline: LeaseDeadline) -> NoReturn:
     """Turn this forked child into the step, unless the lease is over by now. Never returns."""
-    code = NOT_EXECUTABLE
+    failure_code = NOT_EXECUTABLE
     try:
         os.setsid()
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.set_wakeup_fd(-1)
         # Ignored signals would be inherited, and the job could not be terminated by them.
-        for number in signal.valid_signals():
-            if number < signal.SIGRTMIN and number not in (signal.SIGKILL, signal.SIGSTOP):
-                signal.signal(number, signal.SIG_DFL)
+        for signal_number in signal.valid_signals():
+            if signal_number < signal.SIGRTMIN and signal_number not in (signal.SIGKILL, signal.SIGSTOP):
+                signal.signal(signal_number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+        os.dup2(output_fd, 1)
+        os.dup2(output_fd, 2)
         os.closerange(3, 1024)
         workdir, argument_count, variable_count, *arguments = order
         argv = arguments[: int(argument_count)]
@@ -105,8 +109,8 @@ def become_step(order: list[str], output: int, deadline: LeaseDeadline) -> NoRet
             for assignment in arguments[int(argument_count) : int(argument_count) + int(variable_count)]
         )
         for assignment in arguments[int(argument_count) + int(variable_count) :]:
-            name, _, value = assignment.partition("=")
-            resource.setrlimit(getattr(resource, name), (int(value), int(value)))
+            limit_name, _, limit = assignment.partition("=")
+            resource.setrlimit(getattr(resource, limit_name), (int(limit), int(limit)))
         os.chdir(workdir)
         program = find_program(argv[0], env["PATH"])
         if not program and argv[0] == "bash":
@@ -119,31 +123,33 @@ def become_step(order: list[str], output: int, deadline: LeaseDeadline) -> NoRet
             os.kill(os.getpid(), signal.SIGKILL)
         os.execve(program, argv, env)
     except BaseException as error:
-        code = PROGRAM_NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        failure_code = PROGRAM_NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
         os.write(2, f"deltaci: cannot start the step: {error}\n".encode(errors="replace"))
     finally:
-        os._exit(code)
+        os._exit(failure_code)
 
 
 def descendants() -> list[int]:
     """Return the pids of all descendants of this process."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
+    child_pids_by_parent: dict[int, list[int]] = {}
+    for file_name in os.listdir("/proc"):
+        if not file_name.isdigit():
             continue
         try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                text = file.read()
+            with open(f"/proc/{file_name}/stat", "rb") as file:
+                stat_bytes = file.read()
         except OSError:
             continue
-        children.setdefault(int(text[text.rindex(b")") + 2 :].split()[1]), []).append(int(name))
-    pids: list[int] = []
+        child_pids_by_parent.setdefault(int(stat_bytes[stat_bytes.rindex(b")") + 2 :].split()[1]), []).append(
+            int(file_name)
+        )
+    descendant_pids: list[int] = []
     pending = [os.getpid()]
     while pending:
-        child_pids = children.get(pending.pop(), [])
-        pids += child_pids
+        child_pids = child_pids_by_parent.get(pending.pop(), [])
+        descendant_pids += child_pids
         pending += child_pids
-    return pids
+    return descendant_pids
 
 
 def kill_descendants(on_exit: Callable[[int, int], None] = lambda _pid, _status: None) -> None:
@@ -151,10 +157,10 @@ def kill_descendants(on_exit: Callable[[int, int], None] = lambda _pid, _status:
 
     `on_exit` is called with the pid and status of each child that ended.
     """
-    options = os.WNOHANG  # Without a child there is nothing to search for.
+    wait_options = os.WNOHANG  # Without a child there is nothing to search for.
     while True:
         try:
-            on_exit(*os.waitpid(-1, options))
+            on_exit(*os.waitpid(-1, wait_options))
         except ChildProcessError:
             return
         for pid in descendants():
@@ -162,7 +168,7 @@ def kill_descendants(on_exit: Callable[[int, int], None] = lambda _pid, _status:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
                 continue
-        options = 0
+        wait_options = 0
 
 
 class BoottimeTimer:
@@ -210,7 +216,7 @@ class LeaseDeadline:
 
     def read_renewals(self, events: int) -> None:
         """Read the latest deadline after these events of `poll`. If the keeper has closed the FIFO, it is now."""
-        data = b""
+        last_chunk = b""
         while events & select.POLLIN:
             try:
                 chunk = os.read(self._renewals, RENEWAL_BYTES * 64)
@@ -218,9 +224,9 @@ class LeaseDeadline:
                 break
             if not chunk:
                 break
-            data = chunk
-        if data:
-            self._set_timer(int.from_bytes(data[-RENEWAL_BYTES:], "little") / 1e9)
+            last_chunk = chunk
+        if last_chunk:
+            self._set_timer(int.from_bytes(last_chunk[-RENEWAL_BYTES:], "little") / 1e9)
         if events & select.POLLHUP:
             self._set_timer(0.0)
 
@@ -247,8 +253,8 @@ class OrderLoop:
         os.set_blocking(wakeup_fd, False)
         signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
         # Handlers instead of SIG_IGN, as they are reset by exec. A signal to the whole job must not end its supervisor.
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, ORPHANED):
-            signal.signal(number, lambda *_: None)
+        for signal_number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, ORPHANED):
+            signal.signal(signal_number, lambda *_: None)
 
     def run(
         self,
@@ -262,14 +268,14 @@ class OrderLoop:
         poll.register(runner.fileno(), select.POLLIN)
         poll.register(self._signal_pipe, select.POLLIN)
         while True:
-            ready = dict(poll.poll())
-            if is_lease_over(ready):
+            events_by_fd = dict(poll.poll())
+            if is_lease_over(events_by_fd):
                 return
-            if self._signal_pipe in ready:
+            if self._signal_pipe in events_by_fd:
                 if ORPHANED in os.read(self._signal_pipe, 4096):
                     return
                 reap()
-            if runner.fileno() in ready and not execute_order():
+            if runner.fileno() in events_by_fd and not execute_order():
                 return
 
 
@@ -301,9 +307,9 @@ class Supervisor:
 
     def reap(self) -> None:
         """Reap ended children and report the step's exit to the runner."""
-        for pid, code in reap_children():
+        for pid, exit_code in reap_children():
             if pid == self.step:
-                self._report_exit(code)
+                self._report_exit(exit_code)
 
     def on_child_exit(self, pid: int, status: int) -> None:
         """Report the step's exit while descendants are killed, if it exited by itself."""
@@ -313,45 +319,45 @@ class Supervisor:
             except OSError:
                 return  # The runner is gone.
 
-    def _report_exit(self, code: int) -> None:
+    def _report_exit(self, exit_code: int) -> None:
         self.step = 0
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)  # Of all descendants that have ended so far.
-        self.send("exit", code, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+        resource_usage = resource.getrusage(resource.RUSAGE_CHILDREN)  # Of all descendants that have ended so far.
+        self.send("exit", exit_code, resource_usage.ru_utime + resource_usage.ru_stime, resource_usage.ru_maxrss * 1024)
 
-    def signal_step(self, number: int) -> None:
+    def signal_step(self, signal_number: int) -> None:
         """Signal the step and its process group, but not what earlier steps left running."""
         if self.step:
             try:
-                os.killpg(self.step, number)
+                os.killpg(self.step, signal_number)
             except ProcessLookupError:  # It has not called setsid yet.
-                os.kill(self.step, number)
+                os.kill(self.step, signal_number)
 
     def execute_order(self) -> bool:
         """Execute the next order; return False if the runner is gone."""
         received = receive(self.runner)
         if received is None:
             return False
-        (verb, *order), output = received
+        (verb, *order), descriptor = received
         if verb == "signal":
             self.signal_step(int(order[0]))
-        elif output is None:
+        elif descriptor is None:
             return True
         elif verb == "lease":
-            self.deadline.bind(float(order[0]), output)
+            self.deadline.bind(float(order[0]), descriptor)
         elif verb == "keep_open":
-            self.open_files.append(output)
+            self.open_files.append(descriptor)
         else:
             try:
                 self.step = os.fork()
             except OSError as error:
                 os.write(
-                    output, f"deltaci: cannot start the step: {os.strerror(error.errno or errno.EAGAIN)}\n".encode()
+                    descriptor, f"deltaci: cannot start the step: {os.strerror(error.errno or errno.EAGAIN)}\n".encode()
                 )
                 self.send("exit", NOT_EXECUTABLE, 0.0, 0)
             else:
                 if not self.step:
-                    become_step(order, output, self.deadline)
-            os.close(output)
+                    become_step(order, descriptor, self.deadline)
+            os.close(descriptor)
         return True
 
 
@@ -376,22 +382,21 @@ def supervise(runner: _socket.socket) -> None:
 
 
 def guard() -> None:
-    """Fork, and return in the child, which becomes the supervisor.
+    """Fork. Return in the child, which becomes the supervisor; the parent never returns.
 
     The parent stays as its guard and cleans up if the supervisor is killed: a step can kill its parent (`kill -9
     $PPID`), which must not set its orphans free.
     """
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    supervisor = os.fork()
-    if not supervisor:
+    supervisor_pid = os.fork()
+    if not supervisor_pid:
         return
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # The supervisor receives ORPHANED and kills all.
-    os.dup2(
-        os.open(os.devnull, os.O_RDONLY), 0
-    )  # Only the supervisor holds the socket, so that its end is noticed at once.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, lambda *_: None)
-    while os.waitpid(-1, 0)[0] != supervisor:
+    # Only the supervisor holds the socket, so that its end is noticed at once.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(signal_number, lambda *_: None)
+    while os.waitpid(-1, 0)[0] != supervisor_pid:
         continue
     kill_descendants()
     os._exit(0)  # Proves that no process is left.
@@ -406,11 +411,11 @@ def write_marker(marker: str) -> None:
     The zygote was started with a placeholder of the same length, which is overwritten in place.
     """
     variables = ctypes.cast(ctypes.c_void_p.in_dll(LIBC, "environ"), ctypes.POINTER(ctypes.c_void_p))
-    name = f"{MARKER_VARIABLE}=".encode()
+    variable_prefix = f"{MARKER_VARIABLE}=".encode()
     index = 0
     while variable := variables[index]:
-        if ctypes.string_at(variable).startswith(name):
-            ctypes.memmove(variable + len(name), marker.encode(), len(marker))
+        if ctypes.string_at(variable).startswith(variable_prefix):
+            ctypes.memmove(variable + len(variable_prefix), marker.encode(), len(marker))
             return
         index += 1
     raise OSError(errno.EINVAL, f"the zygote was started without {MARKER_VARIABLE}")
@@ -427,8 +432,8 @@ def become_supervisor(order: list[str], socket_fd: int) -> NoReturn:
         os.setsid()
         # Before anything else, so that no process of the job runs outside of its cgroups.
         for procs_file in procs_files:
-            with open(procs_file, "wb", buffering=0) as members:
-                members.write(b"0")
+            with open(procs_file, "wb", buffering=0) as procs_writer:
+                procs_writer.write(b"0")
         write_marker(marker)
         guard()
         supervise(runner)
@@ -449,9 +454,9 @@ class ForkServer:
 
     def reap(self) -> None:
         """Report the guards that ended."""
-        for pid, code in reap_children():
+        for pid, exit_code in reap_children():
             marker = self.cells.pop(pid, "")
-            self.runner.sendall(f"ended {marker} {code}\n".encode())
+            self.runner.sendall(f"ended {marker} {exit_code}\n".encode())
 
     def execute_order(self) -> bool:
         """Fork a cell; return False if the runner is gone."""

@@ -40,13 +40,13 @@ class Guard(Protocol):
 class ForkedGuard:
     """A guard that the zygote forked."""
 
-    def __init__(self, pid: int, ended: asyncio.Future[int]) -> None:
+    def __init__(self, pid: int, end_future: asyncio.Future[int]) -> None:
         self.pid = pid
-        self._ended = ended
+        self._end_future = end_future
 
     async def wait(self) -> int:
         """Return its exit code once it has ended."""
-        return await asyncio.shield(self._ended)
+        return await asyncio.shield(self._end_future)
 
     async def startup_error(self) -> str:
         """Return an empty string: it sends errors over the cell's own socket."""
@@ -59,11 +59,11 @@ class Zygote:
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
         self._socket: socket.socket | None = None
-        self._listener: asyncio.Task[None] | None = None
-        self._starting = asyncio.Lock()
+        self._listen_task: asyncio.Task[None] | None = None
+        self._start_lock = asyncio.Lock()
         self._ready_future: asyncio.Future[None] | None = None
-        self._forked: dict[str, asyncio.Future[int]] = {}
-        self._ended: dict[str, asyncio.Future[int]] = {}
+        self._fork_futures: dict[str, asyncio.Future[int]] = {}
+        self._end_futures: dict[str, asyncio.Future[int]] = {}
 
     async def fork_supervisor(
         self, marker: str, procs_files: Sequence[str], supervisor_socket: socket.socket
@@ -73,24 +73,24 @@ class Zygote:
         await self.start()
         assert self._socket is not None
         loop = asyncio.get_running_loop()
-        forked = self._forked[marker] = loop.create_future()
-        ended = self._ended[marker] = loop.create_future()
+        fork_future = self._fork_futures[marker] = loop.create_future()
+        end_future = self._end_futures[marker] = loop.create_future()
         try:
             order = encode_order(marker, *procs_files)
             if socket.send_fds(self._socket, [order], [supervisor_socket.fileno()]) < len(order):
                 raise OSError("its queue of orders is full")
             async with asyncio.timeout(START_SECONDS):
-                return ForkedGuard(await forked, ended)
+                return ForkedGuard(await fork_future, end_future)
         except (OSError, TimeoutError) as error:
-            self._ended.pop(marker, None)
+            self._end_futures.pop(marker, None)
             raise CellFailed(f"the zygote does not answer: {str(error) or 'timeout'}") from error
         finally:
-            self._forked.pop(marker, None)
+            self._fork_futures.pop(marker, None)
 
     async def start(self) -> None:
         """Start the zygote if it is not running."""
-        async with self._starting:
-            if self._listener is not None and not self._listener.done():
+        async with self._start_lock:
+            if self._listen_task is not None and not self._listen_task.done():
                 return
             await self.close()
             runner_socket, child_socket = socket.socketpair()
@@ -106,9 +106,9 @@ class Zygote:
                 )
             self._socket = runner_socket
             self._ready_future = asyncio.get_running_loop().create_future()
-            self._listener = asyncio.create_task(self._listen(runner_socket, self._ready_future))
+            self._listen_task = asyncio.create_task(self._listen(runner_socket, self._ready_future))
             await asyncio.wait(
-                [self._ready_future, self._listener], timeout=START_SECONDS, return_when="FIRST_COMPLETED"
+                [self._ready_future, self._listen_task], timeout=START_SECONDS, return_when="FIRST_COMPLETED"
             )
             if not self._ready_future.done():
                 await self.close()
@@ -116,10 +116,10 @@ class Zygote:
 
     async def close(self) -> None:
         """End the zygote and all of its cells. Idempotent."""
-        if self._listener is not None:
-            self._listener.cancel()
-            await asyncio.gather(self._listener, return_exceptions=True)
-            self._listener = None
+        if self._listen_task is not None:
+            self._listen_task.cancel()
+            await asyncio.gather(self._listen_task, return_exceptions=True)
+            self._listen_task = None
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -127,39 +127,39 @@ class Zygote:
             await self._process.wait()
             self._process = None
 
-    async def _listen(self, runner_socket: socket.socket, ready: asyncio.Future[None]) -> None:
+    async def _listen(self, runner_socket: socket.socket, ready_future: asyncio.Future[None]) -> None:
         loop = asyncio.get_running_loop()
         pending = b""
         try:
             with contextlib.suppress(OSError):
-                while data := await loop.sock_recv(runner_socket, MAX_REPLY_BYTES):
-                    *lines, pending = (pending + data).split(b"\n")
+                while chunk := await loop.sock_recv(runner_socket, MAX_REPLY_BYTES):
+                    *lines, pending = (pending + chunk).split(b"\n")
                     for line in lines:
-                        self._on_reply(line.decode(errors="replace"), ready)
+                        self._on_reply(line.decode(errors="replace"), ready_future)
         finally:
-            for forked in self._forked.values():
-                if not forked.done():
-                    forked.set_exception(CellFailed("the zygote ended"))
-            for ended in self._ended.values():
-                ended.set_result(UNKNOWN_EXIT)
-            self._ended.clear()
+            for fork_future in self._fork_futures.values():
+                if not fork_future.done():
+                    fork_future.set_exception(CellFailed("the zygote ended"))
+            for end_future in self._end_futures.values():
+                end_future.set_result(UNKNOWN_EXIT)
+            self._end_futures.clear()
 
-    def _on_reply(self, line: str, ready: asyncio.Future[None]) -> None:
-        verb, _, rest = line.partition(" ")
-        marker, _, details = rest.partition(" ")
+    def _on_reply(self, reply: str, ready_future: asyncio.Future[None]) -> None:
+        verb, _, reply_arguments = reply.partition(" ")
+        marker, _, details = reply_arguments.partition(" ")
         if verb == "ready":
-            ready.set_result(None)
+            ready_future.set_result(None)
         elif verb == "ended":
-            if (ended := self._ended.pop(marker, None)) is not None:
-                ended.set_result(int(details))
-        elif (forked := self._forked.get(marker)) is not None and not forked.done():
+            if (end_future := self._end_futures.pop(marker, None)) is not None:
+                end_future.set_result(int(details))
+        elif (fork_future := self._fork_futures.get(marker)) is not None and not fork_future.done():
             if verb == "forked":
-                forked.set_result(int(details))
+                fork_future.set_result(int(details))
             else:
-                forked.set_exception(CellFailed(f"the zygote cannot fork a cell: {details}"))
+                fork_future.set_exception(CellFailed(f"the zygote cannot fork a cell: {details}"))
 
 
 def encode_order(*texts: str) -> bytes:
     """Return the bytes of an order for a supervisor or the zygote."""
-    data = "\0".join(texts).encode(errors="surrogateescape")
-    return len(data).to_bytes(supervisor.LENGTH_BYTES, "big") + data
+    encoded_texts = "\0".join(texts).encode(errors="surrogateescape")
+    return len(encoded_texts).to_bytes(supervisor.LENGTH_BYTES, "big") + encoded_texts

@@ -50,9 +50,9 @@ class CommandFiles:
         """Create the empty files. Return the environment variables that contain their paths."""
         relative_folder = self._folder.relative_to(self._layout.root).as_posix()
         variables: dict[str, str] = {}
-        for name, variable in KINDS.items():
-            path = write_file(self._layout.root, f"{relative_folder}/{name}", "", mode=0o666)
-            variables[f"GITHUB_{variable}"] = variables[f"DELTACI_{variable}"] = str(path)
+        for kind, variable in KINDS.items():
+            file_path = write_file(self._layout.root, f"{relative_folder}/{kind}", "", mode=0o666)
+            variables[f"GITHUB_{variable}"] = variables[f"DELTACI_{variable}"] = str(file_path)
         return variables
 
     def read(self) -> StepReport:
@@ -65,11 +65,13 @@ class CommandFiles:
         for name in env:
             check_variable(name)
         # A line may contain several folders separated by colons, as PATH itself does.
-        paths = [path for line in self._read_text("path").splitlines() for path in line.split(":") if path.strip()]
-        if len(paths) > MAX_VALUES or any("\0" in path for path in paths):
+        added_paths = [
+            path for line in self._read_text("path").splitlines() for path in line.split(":") if path.strip()
+        ]
+        if len(added_paths) > MAX_VALUES or any("\0" in path for path in added_paths):
             raise _invalid(f"at most {MAX_VALUES} folders can be added to PATH, and none with a NUL character")
         summary = self._read_text("summary")[:MAX_SUMMARY_CHARACTERS]
-        return StepReport(outputs=outputs, env=env, paths=paths, summary=summary)
+        return StepReport(outputs=outputs, env=env, paths=added_paths, summary=summary)
 
     def _read_text(self, name: str) -> str:
         """Return the text of the file of this kind; empty if the job removed it.
@@ -90,15 +92,15 @@ class CommandFiles:
         try:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise _invalid(f"the file for {name} is no longer a regular file; append to it instead of replacing it")
-            data = b""
-            while len(data) <= MAX_FILE_BYTES and (part := os.read(file, MAX_FILE_BYTES + 1 - len(data))):
-                data += part
+            content = b""
+            while len(content) <= MAX_FILE_BYTES and (chunk := os.read(file, MAX_FILE_BYTES + 1 - len(content))):
+                content += chunk
         finally:
             os.close(file)
-        if len(data) > MAX_FILE_BYTES and name != "summary":
+        if len(content) > MAX_FILE_BYTES and name != "summary":
             raise _invalid(f"the file for {name} has more than {MAX_FILE_BYTES} bytes; write less")
         try:
-            return data[:MAX_FILE_BYTES].decode("utf-8-sig", "replace" if name == "summary" else "strict")
+            return content[:MAX_FILE_BYTES].decode("utf-8-sig", "replace" if name == "summary" else "strict")
         except UnicodeDecodeError:
             raise _invalid(f"the file for {name} is not UTF-8") from None
 
@@ -109,30 +111,30 @@ def parse_assignments(file: str, text: str) -> dict[str, str]:
     `file` names the file in error messages.
     """
     assignments: dict[str, str] = {}
-    lines = iter(text.split("\n"))
-    for line in (raw_line.removesuffix("\r") for raw_line in lines):
-        if not line.strip():
+    remaining_lines = iter(text.split("\n"))
+    for assignment in (raw_line.removesuffix("\r") for raw_line in remaining_lines):
+        if not assignment.strip():
             continue
-        equals, heredoc = line.find("="), line.find("<<")
+        equals, heredoc = assignment.find("="), assignment.find("<<")
         if heredoc >= 0 and (equals < 0 or heredoc < equals):
-            name, delimiter = line[:heredoc], line[heredoc + 2 :]
+            assigned_name, delimiter = assignment[:heredoc], assignment[heredoc + 2 :]
             if not delimiter:
-                raise _invalid(f"{file}: {line[:80]!r} has no delimiter after '<<'")
+                raise _invalid(f"{file}: {assignment[:80]!r} has no delimiter after '<<'")
             value_lines: list[str] = []
-            for value_line in lines:
+            for value_line in remaining_lines:
                 if value_line.removesuffix("\r") == delimiter:
                     break
                 value_lines.append(value_line)
             else:
-                raise _invalid(f"{file}: found no line {delimiter[:80]!r}, which should end {name[:80]!r}")
+                raise _invalid(f"{file}: found no line {delimiter[:80]!r}, which should end {assigned_name[:80]!r}")
             value = "\n".join(value_lines)
         elif equals >= 0:
-            name, value = line[:equals], line[equals + 1 :]
+            assigned_name, value = assignment[:equals], assignment[equals + 1 :]
         else:
-            raise _invalid(f"{file}: {line[:80]!r} is neither 'name=value' nor 'name<<END'")
-        if not 0 < len(name) <= MAX_NAME or "\0" in value or "\0" in name:
-            raise _invalid(f"{file}: {name[:80]!r} is not a valid name, or its value has a NUL character")
-        assignments[name] = value
+            raise _invalid(f"{file}: {assignment[:80]!r} is neither 'name=value' nor 'name<<END'")
+        if not 0 < len(assigned_name) <= MAX_NAME or "\0" in value or "\0" in assigned_name:
+            raise _invalid(f"{file}: {assigned_name[:80]!r} is not a valid name, or its value has a NUL character")
+        assignments[assigned_name] = value
         if len(assignments) > MAX_VALUES:
             raise _invalid(f"{file}: more than {MAX_VALUES}")
     return assignments

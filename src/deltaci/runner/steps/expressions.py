@@ -99,10 +99,10 @@ class JobExpressions:
             "DELTACI_WORKSPACE": str(layout.workspace),
         }
         github = {**_github_of_source(self._source), **self.github}
-        for name in _GITHUB_VARIABLES:
-            value = github.get(name)
-            if isinstance(value, str | int | float) and "\0" not in str(value):
-                variables[f"GITHUB_{name.upper()}"] = to_text(value)
+        for property_name in _GITHUB_VARIABLES:
+            property_value = github.get(property_name)
+            if isinstance(property_value, str | int | float) and "\0" not in str(property_value):
+                variables[f"GITHUB_{property_name.upper()}"] = to_text(property_value)
         if github.get("event") is not None:
             variables["GITHUB_EVENT_PATH"] = str(layout.temp / EVENT_FILE)
         if ".github/workflows/" in str(github.get("workflow_ref", "")):
@@ -117,10 +117,10 @@ class JobExpressions:
 
     def interpolate_all(self, templates: Mapping[str, str], env: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the interpolated variables. Each may refer to the variables before it in the context `env`."""
-        values: dict[str, str] = {}
+        texts_by_name: dict[str, str] = {}
         for name, template in templates.items():
-            values[name] = self.interpolate(template, {**(self.env if env is None else env), **values})
-        return values
+            texts_by_name[name] = self.interpolate(template, {**(self.env if env is None else env), **texts_by_name})
+        return texts_by_name
 
     def interpolate_inputs(self, templates: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
         """Return the interpolated inputs of an action."""
@@ -184,13 +184,13 @@ def _github_of_source(source: Source | None) -> dict[str, Any]:
     """
     if source is None:
         return {}
-    kind, _, name = source.ref.removeprefix("refs/").partition("/")
-    path = source.url.removesuffix(".git").replace(":", "/").split("/")
-    fields = {"sha": source.commit, "ref": source.ref, "ref_name": name}
+    ref_kind, _, ref_name = source.ref.removeprefix("refs/").partition("/")
+    url_parts = source.url.removesuffix(".git").replace(":", "/").split("/")
+    github_fields = {"sha": source.commit, "ref": source.ref, "ref_name": ref_name}
     return {
-        **{key: value for key, value in fields.items() if value},
-        **({"ref_type": "tag" if kind == "tags" else "branch"} if name else {}),
-        **({"repository": "/".join(path[-2:])} if "://" in source.url and len(path) > 4 else {}),
+        **{key: value for key, value in github_fields.items() if value},
+        **({"ref_type": "tag" if ref_kind == "tags" else "branch"} if ref_name else {}),
+        **({"repository": "/".join(url_parts[-2:])} if "://" in source.url and len(url_parts) > 4 else {}),
     }
 
 
@@ -199,28 +199,38 @@ def hash_files(workspace: Path, patterns: Sequence[str]) -> str:
 
     A pattern may have several lines; a line with `!` excludes files, one with `#` is a comment.
     """
-    included: list[ArtifactRule] = []
-    excluded: list[ArtifactRule] = []
-    for line in (line.strip() for pattern in patterns for line in pattern.splitlines()):
-        if line and not line.startswith("#"):
-            rules = excluded if line.startswith("!") else included
-            path_glob = line.lstrip("!").strip().removeprefix(f"{workspace}/")
+    included_rules: list[ArtifactRule] = []
+    excluded_rules: list[ArtifactRule] = []
+    for stripped_pattern in (
+        stripped_pattern.strip() for pattern in patterns for stripped_pattern in pattern.splitlines()
+    ):
+        if stripped_pattern and not stripped_pattern.startswith("#"):
+            rules = excluded_rules if stripped_pattern.startswith("!") else included_rules
+            path_glob = stripped_pattern.lstrip("!").strip().removeprefix(f"{workspace}/")
             rules.append(ArtifactRule(path_glob=path_glob))
     try:
-        excluded_paths = {match.path for match in find_files(workspace, excluded, MAX_HASHED)} if excluded else set()
-        matches = [match for match in find_files(workspace, included, MAX_HASHED) if match.path not in excluded_paths]
+        excluded_paths = (
+            {matching_file.path for matching_file in find_files(workspace, excluded_rules, MAX_HASHED)}
+            if excluded_rules
+            else set()
+        )
+        matching_files = [
+            matching_file
+            for matching_file in find_files(workspace, included_rules, MAX_HASHED)
+            if matching_file.path not in excluded_paths
+        ]
         combined_hash = hashlib.sha256()
-        for match in matches:
+        for matching_file in matching_files:
             file_hash = hashlib.sha256()
-            with open_file(workspace, match) as file:
-                while part := file.read(_PART_BYTES):
-                    file_hash.update(part)
+            with open_file(workspace, matching_file) as file:
+                while chunk := file.read(_PART_BYTES):
+                    file_hash.update(chunk)
             combined_hash.update(file_hash.digest())
     except Refused as refused:
         raise Refused("bad_spec", f"hashFiles: {refused.message}") from None
     except OSError as error:
         raise Refused("bad_spec", f"hashFiles: a file cannot be read: {error.strerror}") from None
-    return combined_hash.hexdigest() if matches else ""
+    return combined_hash.hexdigest() if matching_files else ""
 
 
 def _group_needs(needs: Mapping[str, NeededJob], planned: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -229,26 +239,26 @@ def _group_needs(needs: Mapping[str, NeededJob], planned: Mapping[str, Any]) -> 
     The jobs of a matrix become one entry, with the worst of their results. `planned` is the context `needs` of the job
     spec: it has the results of jobs that are not in this run, and lists the jobs of each name.
     """
-    grouped: dict[str, dict[str, Any]] = {}
+    contexts_by_key: dict[str, dict[str, Any]] = {}
     key_by_job: dict[str, str] = {}
-    for name, entry in planned.items():
-        if isinstance(entry, dict) and "result" in entry:
-            outputs = entry.get("outputs")
-            result = {"result": entry["result"], "outputs": outputs if isinstance(outputs, dict) else {}}
-            grouped[name] = {**result, "exists": False}
-        elif isinstance(entry, dict) and isinstance(entry.get("jobs"), list):
-            key_by_job |= {str(job): name for job in entry["jobs"]}
+    for name, planned_need in planned.items():
+        if isinstance(planned_need, dict) and "result" in planned_need:
+            outputs = planned_need.get("outputs")
+            need_context = {"result": planned_need["result"], "outputs": outputs if isinstance(outputs, dict) else {}}
+            contexts_by_key[name] = {**need_context, "exists": False}
+        elif isinstance(planned_need, dict) and isinstance(planned_need.get("jobs"), list):
+            key_by_job |= {str(job): name for job in planned_need["jobs"]}
     for name, need in needs.items():
         matrix_name = name.partition(" (")[0] if name.endswith(")") else ""
-        key = key_by_job.get(name) or need.family or matrix_name or name
-        group = grouped.get(key)
-        if group is not None and not need.exists:
+        need_key = key_by_job.get(name) or need.family or matrix_name or name
+        need_group = contexts_by_key.get(need_key)
+        if need_group is not None and not need.exists:
             continue  # Its result is in `planned`.
-        if group is None or not group["exists"]:
-            group = grouped[key] = {"result": need.result, "outputs": {}, "exists": need.exists}
-        group["outputs"].update(need.outputs)
-        group["result"] = min(group["result"], need.result, key=_WORST_FIRST.index)
-    return grouped
+        if need_group is None or not need_group["exists"]:
+            need_group = contexts_by_key[need_key] = {"result": need.result, "outputs": {}, "exists": need.exists}
+        need_group["outputs"].update(need.outputs)
+        need_group["result"] = min(need_group["result"], need.result, key=_WORST_FIRST.index)
+    return contexts_by_key
 
 
 _WORST_FIRST: Final = (FAILURE, CANCELLED, SUCCESS, SKIPPED)

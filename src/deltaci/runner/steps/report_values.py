@@ -24,25 +24,25 @@ _XML_STARTS: Final = (b"<", b"\xff\xfe", b"\xfe\xff")  # The last two are the by
 _NUMBER: Final = re.compile(r"([+-]?(?:[0-9]{1,300}(?:\.[0-9]{0,300})?|\.[0-9]{1,300})(?:[eE][+-]?[0-9]{1,3})?)\s*%?")
 
 
-def read_number(data: bytes, path: ReportPath) -> tuple[float, str]:
+def read_number(report_content: bytes, path: ReportPath) -> tuple[float, str]:
     """Return the number at the path in a JSON or XML report, and its text there. Raise `Refused` if there is none."""
-    if len(data) > MAX_REPORT_BYTES:
-        raise Refused("too_large", f"a report of {len(data)} bytes; at most {MAX_REPORT_BYTES} are read")
-    data = data.removeprefix(_BOM)
-    is_xml = data.lstrip()[:2].startswith(_XML_STARTS)
+    if len(report_content) > MAX_REPORT_BYTES:
+        raise Refused("too_large", f"a report of {len(report_content)} bytes; at most {MAX_REPORT_BYTES} are read")
+    report_content = report_content.removeprefix(_BOM)
+    is_xml = report_content.lstrip()[:2].startswith(_XML_STARTS)
     if isinstance(path, XmlPath):
         if not is_xml:
             raise Refused("unreadable", "a report that is not XML, and a path for XML")
-        text = _XmlReader(path).read(data)
+        number_text = _XmlReader(path).read(report_content)
     else:
         if is_xml:
             raise Refused("unreadable", "a report that is not JSON, and a path for JSON")
-        text = _read_json(data, path)
-    match = _NUMBER.fullmatch(text.strip())
-    value = float(match[1]) if match else float("inf")
+        number_text = _read_json(report_content, path)
+    number_match = _NUMBER.fullmatch(number_text.strip())
+    value = float(number_match[1]) if number_match else float("inf")
     if not abs(value) < float("inf"):
-        raise Refused("unreadable", f"{_quote(text)}, which is not a number")
-    return value, text.strip()
+        raise Refused("unreadable", f"{_quote(number_text)}, which is not a number")
+    return value, number_text.strip()
 
 
 def _quote(text: str) -> str:
@@ -52,16 +52,16 @@ def _quote(text: str) -> str:
 # -- JSON
 
 
-def _read_json(data: bytes, path: JsonPath) -> str:
+def _read_json(json_text: bytes, path: JsonPath) -> str:
     """Return the text of the number or string at the path.
 
     Each level is decoded as a type that has only the next key or index of the path, so that msgspec skips everything
     else without building objects for it.
     """
-    encoded_value = msgspec.Raw(data)
+    encoded_value = msgspec.Raw(json_text)
     try:
-        for index, part in enumerate(path.parts):
-            inner_value = msgspec.json.decode(encoded_value, type=_level(part)).found
+        for index, path_part in enumerate(path.parts):
+            inner_value = msgspec.json.decode(encoded_value, type=_level(path_part)).found
             if not bytes(inner_value):
                 raise Refused("not_found", f"nothing at {_format_path(path.parts[: index + 1])!r}")
             encoded_value = inner_value
@@ -84,21 +84,23 @@ def _read_json(data: bytes, path: JsonPath) -> str:
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return bytes(encoded_value).decode("ascii", "replace").strip()
-    kind = {bool: "a boolean", type(None): "null", dict: "an object", list: "a list"}[type(value)]
-    raise Refused("unreadable", f"{kind} at {_format_path(path.parts)!r}, which is not a number")
+    type_text = {bool: "a boolean", type(None): "null", dict: "an object", list: "a list"}[type(value)]
+    raise Refused("unreadable", f"{type_text} at {_format_path(path.parts)!r}, which is not a number")
 
 
-def _level(part: str | int) -> type[Any]:
+def _level(path_part: str | int) -> type[Any]:
     """Return a struct type whose only decoded field `found` is at this key of an object or index of a list."""
     absent = msgspec.Raw(b"")
-    if isinstance(part, str):
-        return msgspec.defstruct("Level", [("found", msgspec.Raw, absent)], rename={"found": part})
-    fields = [(f"_{index}", msgspec.Raw, absent) for index in range(part)]
-    return msgspec.defstruct("Level", [*fields, ("found", msgspec.Raw, absent)], array_like=True)
+    if isinstance(path_part, str):
+        return msgspec.defstruct("Level", [("found", msgspec.Raw, absent)], rename={"found": path_part})
+    field_definitions = [(f"_{index}", msgspec.Raw, absent) for index in range(path_part)]
+    return msgspec.defstruct("Level", [*field_definitions, ("found", msgspec.Raw, absent)], array_like=True)
 
 
-def _format_path(parts: tuple[str | int, ...]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
+def _format_path(path_parts: tuple[str | int, ...]) -> str:
+    return "".join(
+        f"[{path_part}]" if isinstance(path_part, int) else f".{path_part}" for path_part in path_parts
+    ).removeprefix(".")
 
 
 # -- XML
@@ -111,8 +113,8 @@ class _XmlReader:
         self._elements = path.elements if path.is_absolute else (None, *path.elements)
         self._attribute = path.attribute
         self._depth = 0
-        self._matched = 0  # How many of the open elements, from the outermost one, match the path.
-        self._counts: list[int] = [0] * (len(self._elements) + 1)  # Siblings of the same name, at each depth.
+        self._matched_element_count = 0  # How many of the open elements, from the outermost one, match the path.
+        self._sibling_counts: list[int] = [0] * (len(self._elements) + 1)  # Siblings of the same name, at each depth.
         self._value: str | None = None
         self._text: list[str] | None = None
         self._text_length = 0
@@ -124,11 +126,11 @@ class _XmlReader:
         parser.StartDoctypeDeclHandler = self._on_doctype
         parser.EntityDeclHandler = self._on_entity
 
-    def read(self, data: bytes) -> str:
+    def read(self, xml_text: bytes) -> str:
         """Parse the document and return the text of the value. Raise `Refused` if there is none."""
         try:
-            for offset in range(0, len(data), _CHUNK_BYTES):
-                self._parser.Parse(data[offset : offset + _CHUNK_BYTES], False)
+            for offset in range(0, len(xml_text), _CHUNK_BYTES):
+                self._parser.Parse(xml_text[offset : offset + _CHUNK_BYTES], False)
             self._parser.Parse(b"", True)
         except expat.ExpatError as error:
             raise self._refused(f"a report that is not XML: {expat.ErrorString(error.code)}") from None
@@ -156,13 +158,13 @@ class _XmlReader:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise self._refused(f"a report that is more than {MAX_DEPTH} elements deep")
-        if self._value is not None or self._matched != depth or depth >= len(self._elements):
+        if self._value is not None or self._matched_element_count != depth or depth >= len(self._elements):
             return
         if not self._matches(self._elements[depth], tag.rpartition(":")[2], attributes, depth):
             return
-        self._matched += 1
-        if self._matched < len(self._elements):
-            self._counts[self._matched] = 0
+        self._matched_element_count += 1
+        if self._matched_element_count < len(self._elements):
+            self._sibling_counts[self._matched_element_count] = 0
         elif self._attribute:
             self._value = attributes.get(self._attribute)
         else:
@@ -177,10 +179,10 @@ class _XmlReader:
             return True
         if tag != element.name:
             return False
-        self._counts[depth] += 1
+        self._sibling_counts[depth] += 1
         if element.attribute:
             return attributes.get(element.attribute) == element.value
-        return not element.number or self._counts[depth] == element.number
+        return not element.number or self._sibling_counts[depth] == element.number
 
     def _on_text(self, text: str) -> None:
         if self._text is not None and self._depth == len(self._elements) and self._text_length < MAX_QUOTED * 10:
@@ -191,4 +193,4 @@ class _XmlReader:
         if self._text is not None and self._depth == len(self._elements):
             self._value, self._text = "".join(self._text), None
         self._depth -= 1
-        self._matched = min(self._matched, self._depth)
+        self._matched_element_count = min(self._matched_element_count, self._depth)

@@ -49,7 +49,7 @@ class StepSequence:
         self._results: list[StepResult] = []
         self._last_exit = Exit(0, None, 0.0)
         self._failure: JobResult | None = None
-        self._variables: dict[str, str] = {}
+        self._pipeline_variables: dict[str, str] = {}
         self._cell_path = ""
         self._has_restored_caches = False
         self._action_task: asyncio.Task[dict[str, str]] | None = None
@@ -58,7 +58,7 @@ class StepSequence:
         """Run all steps in order and return the result of the job."""
         expressions = self._expressions
         if expressions.is_pipeline_job:
-            self._variables = expressions.variables()
+            self._pipeline_variables = expressions.variables()
             try:
                 expressions.env = await self._evaluate(expressions.interpolate_all, self._spec.env, {})
             except Refused as refused:
@@ -73,8 +73,8 @@ class StepSequence:
         if self._failure is not None:
             return structs.replace(self._failure, steps=self._results)
         run_count = sum(not result.is_skipped for result in self._results)
-        success = structs.replace(self._last_exit, exit_code=0, signal=None, is_timed_out=False)
-        return JobResult(exit=success, steps=self._results, summary=f"{run_count} steps succeeded")
+        successful_exit = structs.replace(self._last_exit, exit_code=0, signal=None, is_timed_out=False)
+        return JobResult(exit=successful_exit, steps=self._results, summary=f"{run_count} steps succeeded")
 
     def _may_run_after_failure(self, index: int) -> bool:
         """Return whether any step from this index on could run although a step has failed."""
@@ -84,25 +84,25 @@ class StepSequence:
 
     async def _run_step(self, index: int, step: Step) -> bool:
         """Run or skip one step and record its result. Return False if no further step may start."""
-        name = step.name or step.run.strip().partition("\n")[0] or f"{step.uses}"
+        step_name = step.name or step.run.strip().partition("\n")[0] or f"{step.uses}"
         try:
             env = {**self._expressions.env, **self._job.set_env}
-            name = await self._evaluate(self._expressions.interpolate, name, env)
-            is_enabled = not self._is_conditional(step) or await self._evaluate(
+            step_name = await self._evaluate(self._expressions.interpolate, step_name, env)
+            may_run = not self._is_conditional(step) or await self._evaluate(
                 self._expressions.step_condition_holds, step.condition, env
             )
         except Refused as refused:
-            name = self._log.masked_line(name)
-            self._log.write_line(f"{name}: {refused.message}")
-            return self._fail(index, step, name, Exit(None, None, 0.0), refused.message, "BAD_SPEC")
-        name = self._log.masked_line(name)
-        if not is_enabled:
-            self._skip(index, step, name)
+            step_name = self._log.masked_line(step_name)
+            self._log.write_line(f"{step_name}: {refused.message}")
+            return self._fail(index, step, step_name, Exit(None, None, 0.0), refused.message, "BAD_SPEC")
+        step_name = self._log.masked_line(step_name)
+        if not may_run:
+            self._skip(index, step, step_name)
             return True
-        if not await self._may_start(index, name):
+        if not await self._may_start(index, step_name):
             return False
         await self._restore_caches(step)
-        self._log.begin_section(index, name)
+        self._log.begin_section(index, step_name)
         outputs: dict[str, str] = {}
         error_code = reason = ""
         try:
@@ -118,11 +118,11 @@ class StepSequence:
         self._log.end_section(index, step_exit.exit_code, step_exit.seconds)
         self._last_exit = step_exit
         if step_exit.exit_code == 0 and not step_exit.is_timed_out and not error_code:
-            self._results.append(self._step_result(index, name, step_exit))
+            self._results.append(self._step_result(index, step_name, step_exit))
             self._expressions.record_step(step.id, SUCCESS, SUCCESS, outputs)
             return True
         return self._fail(
-            index, step, name, step_exit, reason, "TIMED_OUT" if step_exit.is_timed_out else error_code, outputs
+            index, step, step_name, step_exit, reason, "TIMED_OUT" if step_exit.is_timed_out else error_code, outputs
         )
 
     def _is_conditional(self, step: Step) -> bool:
@@ -139,8 +139,10 @@ class StepSequence:
         """Record that the condition of a step was false."""
         condition = step.condition or "success()"
         self._log.write_line(f"skipped: {name} (if: {condition})")
-        result = StepResult(index=index, name=name, exit_code=None, seconds=0.0, is_skipped=True, why=condition[:2000])
-        self._results.append(result)
+        step_result = StepResult(
+            index=index, name=name, exit_code=None, seconds=0.0, is_skipped=True, why=condition[:2000]
+        )
+        self._results.append(step_result)
         self._expressions.record_step(step.id, SKIPPED, SKIPPED, {})
 
     def _step_result(self, index: int, name: str, step_exit: Exit, reason: str = "") -> StepResult:
@@ -165,11 +167,11 @@ class StepSequence:
         outputs: dict[str, str] | None = None,
     ) -> bool:
         """Record a failed step. Always return True, as the conditions of the later steps decide whether they run."""
-        result = self._step_result(index, name, step_exit, reason)
+        step_result = self._step_result(index, name, step_exit, reason)
         # `continue-on-error` does not cover a failure of the runner itself.
         is_step_failure = code != "RUNNER_STARTUP" if self._expressions.is_pipeline_job else code in ("", "TIMED_OUT")
         is_tolerated = step.continue_on_error and is_step_failure
-        self._results.append(structs.replace(result, is_tolerated=is_tolerated))
+        self._results.append(structs.replace(step_result, is_tolerated=is_tolerated))
         self._expressions.record_step(step.id, FAILURE, SUCCESS if is_tolerated else FAILURE, outputs or {})
         if not is_tolerated:
             self._expressions.status = FAILURE
@@ -199,15 +201,15 @@ class StepSequence:
 
     def _interpolated_rules(self, rules: list[CacheRule]) -> list[CacheRule]:
         """Return the cache rules with the expressions in keys and paths evaluated, without rules that fail."""
-        interpolated: list[CacheRule] = []
+        interpolated_rules: list[CacheRule] = []
         interpolate = self._expressions.interpolate
         for rule in rules:
             try:
                 key, paths = interpolate(rule.key), [interpolate(path) for path in rule.paths]
-                interpolated.append(structs.replace(rule, key=key, paths=paths))
+                interpolated_rules.append(structs.replace(rule, key=key, paths=paths))
             except Refused as refused:
                 self._log.write_line(f"cache {rule.key!r}: {refused.message}; continuing without it")
-        return interpolated
+        return interpolated_rules
 
     # -- one step
 
@@ -218,15 +220,15 @@ class StepSequence:
         step_env = step.env
         if expressions.is_pipeline_job:
             step_env = await self._evaluate(expressions.interpolate_all, step.env, job_env)
-        env = {**self._variables, **job_env, **step_env, **self._secrets}
+        env = {**self._pipeline_variables, **job_env, **step_env, **self._secrets}
         seconds_left = max(0.1, self._seconds_left())
         timeout_seconds = min(seconds_left, step.timeout_seconds or seconds_left)
         if step.uses is not None:
             job.env, job.timeout_seconds = env, timeout_seconds
             inputs = await self._evaluate(expressions.interpolate_inputs, step.inputs, {**job_env, **step_env})
             return await self._run_action(ACTIONS[step.uses], inputs, timeout_seconds)
-        folder = await self._evaluate(expressions.interpolate, step.workdir or self._spec.workdir)
-        workdir = resolve_workdir(job.layout.workspace, folder)
+        step_folder = await self._evaluate(expressions.interpolate, step.workdir or self._spec.workdir)
+        workdir = resolve_workdir(job.layout.workspace, step_folder)
         script = await self._evaluate(expressions.interpolate, step.run, {**job_env, **step_env})
         shell = await self._evaluate(expressions.interpolate, step.shell, {**job_env, **step_env})
         command = shell_command(shell, script, job.layout, index)
@@ -270,12 +272,12 @@ class StepSequence:
         if not await self._may_start(len(self._steps), name):
             raise JobStopped
 
-        def on_output(data: bytes) -> None:
-            self._log.write_output(data)
+        def on_output(chunk: bytes) -> None:
+            self._log.write_output(chunk)
             if on_rule_output is not None:
-                on_rule_output(data)
+                on_rule_output(chunk)
 
-        env = {**self._variables, **self._expressions.env, **self._job.set_env, **self._secrets}
+        env = {**self._pipeline_variables, **self._expressions.env, **self._job.set_env, **self._secrets}
         if self._job.paths:
             env["PATH"] = ":".join([*self._job.paths, env.get("PATH") or await self._default_path()])
         layout = self._job.layout
@@ -301,38 +303,41 @@ class StepSequence:
     async def _default_path(self) -> str:
         """Return the PATH inside the cell, which a container image may set."""
         if not self._cell_path:
-            output = bytearray()
+            printed = bytearray()
             await self._job.cell.run(
                 'printf %s "$PATH"',
                 env={},
                 workdir=self._job.layout.workspace,
                 timeout_seconds=PATH_SECONDS,
-                on_output=output.extend,
+                on_output=printed.extend,
                 shell=("sh", "-c"),
             )
-            self._cell_path = output.decode("utf-8", "replace")
+            self._cell_path = printed.decode("utf-8", "replace")
         return self._cell_path
 
     async def _run_action(
         self, action: Action, inputs: dict[str, str], timeout_seconds: float
     ) -> tuple[Exit, dict[str, str], str]:
-        """Run an action. Return its exit, its outputs and an empty error. Raise `StepFailed` if it fails."""
+        """Run an action. Return its exit, which may say that it timed out, its outputs and an empty error.
+
+        Raise `StepFailed` if it fails, `JobStopped` if it was cancelled.
+        """
         monotonic_time = asyncio.get_running_loop().time
-        started = monotonic_time()
-        task = self._action_task = asyncio.create_task(_awaited(action(self._job, inputs)))
+        started_at = monotonic_time()
+        action_task = self._action_task = asyncio.create_task(_awaited(action(self._job, inputs)))
         try:
-            await asyncio.wait({task}, timeout=timeout_seconds)
-            if not task.done():
-                return Exit(None, None, monotonic_time() - started, is_timed_out=True), {}, ""
-            if task.cancelled():
+            await asyncio.wait({action_task}, timeout=timeout_seconds)
+            if not action_task.done():
+                return Exit(None, None, monotonic_time() - started_at, is_timed_out=True), {}, ""
+            if action_task.cancelled():
                 raise JobStopped
-            return Exit(0, None, monotonic_time() - started), task.result(), ""
+            return Exit(0, None, monotonic_time() - started_at), action_task.result(), ""
         except Unreachable as error:
             raise StepFailed(str(error), "RUNNER_STARTUP") from error
         finally:
             self._action_task = None
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            action_task.cancel()
+            await asyncio.gather(action_task, return_exceptions=True)
 
     def stop(self) -> None:
         """Cancel the running action, if any. A running command is stopped by stopping the cell."""

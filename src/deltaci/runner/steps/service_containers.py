@@ -63,19 +63,23 @@ class ServiceContainers:
             await self._run_checked(["network", "create", self._network], "the network of the services")
             self._cell.network = self._network
         for service in self._spec.services:
-            env = {name: expressions.interpolate(value) for name, value in service.env.items()}
+            env = {variable: expressions.interpolate(value) for variable, value in service.env.items()}
             command = self.command(service, expressions.interpolate(service.image), env)
             self._log.write_line(f"service {service.name}: {expressions.interpolate(service.image)}")
             # Before the call, so that a container whose start fails half-way is removed.
             self._started_containers.append((service.name, self._container_name(service)))
             await self._run_checked(command, f"service {service.name}", env)
-        context: dict[str, Any] = {}
+        context_by_service: dict[str, Any] = {}
         for service in self._spec.services:
             await self._wait_until_ready(service)
             ports = await self._ports(service)
-            context[service.name] = {"id": self._container_name(service), "network": self._network, "ports": ports}
+            context_by_service[service.name] = {
+                "id": self._container_name(service),
+                "network": self._network,
+                "ports": ports,
+            }
             self._log.write_line(f"service {service.name}: ready")
-        return context
+        return context_by_service
 
     def _container_name(self, service: Service) -> str:
         """Return the name of the service's container."""
@@ -94,24 +98,29 @@ class ServiceContainers:
             arguments += ["--network", self._network, "--network-alias", service.name]
         for port in service.ports:
             arguments += ["--publish", _published(service.name, port)]
-        for name, value in env.items():
-            if not name or "=" in name or "\0" in value:
-                raise Refused("bad_spec", f"service {service.name!r}: {name[:80]!r} is not a valid name of a variable")
-            arguments += ["--env", f"{name}={value}" if name in TOOL_VARIABLES else name]
+        for variable, value in env.items():
+            if not variable or "=" in variable or "\0" in value:
+                raise Refused(
+                    "bad_spec", f"service {service.name!r}: {variable[:80]!r} is not a valid name of a variable"
+                )
+            arguments += ["--env", f"{variable}={value}" if variable in TOOL_VARIABLES else variable]
         # By the job's marker the keeper finds and removes the container if this runner dies.
         arguments += ["--env", f"{process_tree.MARKER_VARIABLE}={self._cell.handle.marker}", image]
         return [*arguments, *(("sh", "-c", service.command) if service.command else ())]
 
     async def _wait_until_ready(self, service: Service) -> None:
-        """Wait until the service's health check succeeds. Raise `StepFailed` if it ends or takes too long."""
-        name, deadline = self._container_name(service), asyncio.get_running_loop().time() + READY_SECONDS
+        """Wait until the service's health check succeeds or, without one, until its container runs.
+
+        Raise `StepFailed` if the container ends or takes too long.
+        """
+        container_name, deadline = self._container_name(service), asyncio.get_running_loop().time() + READY_SECONDS
         while True:
-            exit_code, output = await self._run_tool(["inspect", "--format", "{{.State.Running}}", name])
+            exit_code, output = await self._run_tool(["inspect", "--format", "{{.State.Running}}", container_name])
             if exit_code or output != "true":
                 raise StepFailed(f"service {service.name}: it ended before it was ready; see its log", CODE)
             if not service.health:
                 return
-            exit_code, output = await self._run_tool(["exec", name, "sh", "-c", service.health])
+            exit_code, output = await self._run_tool(["exec", container_name, "sh", "-c", service.health])
             if not exit_code:
                 return
             if asyncio.get_running_loop().time() > deadline:
@@ -126,25 +135,25 @@ class ServiceContainers:
         host_ports: dict[str, str] = {}
         for port in service.ports:
             container_port = port.rpartition(":")[2]
-            with_protocol = container_port if "/" in container_port else f"{container_port}/tcp"
-            exit_code, output = await self._run_tool(["port", self._container_name(service), with_protocol])
+            port_and_protocol = container_port if "/" in container_port else f"{container_port}/tcp"
+            exit_code, output = await self._run_tool(["port", self._container_name(service), port_and_protocol])
             if not exit_code and output:
                 host_ports[container_port.partition("/")[0]] = output.splitlines()[0].rpartition(":")[2]
         return host_ports
 
     async def _log_output(self) -> None:
         """Write the last lines that each service printed to the job's log."""
-        for name, container in self._started_containers:
-            _, output = await self._run_tool(["logs", "--tail", str(MAX_LOG_LINES), container], with_errors=True)
+        for service_name, container_name in self._started_containers:
+            _, output = await self._run_tool(["logs", "--tail", str(MAX_LOG_LINES), container_name], with_errors=True)
             for line in output.splitlines()[-MAX_LOG_LINES:]:
-                self._log.write_line(f"service {name}: {line}")
+                self._log.write_line(f"service {service_name}: {line}")
 
     async def close(self, *, is_failed: bool = False) -> None:
         """Remove all containers and their network. If the job failed, log the last output of the services first."""
         if is_failed and self._started_containers:
             await self._log_output()
-        for _, container in self._started_containers:
-            await self._run_tool(["rm", "--force", "--volumes", container])
+        for _, container_name in self._started_containers:
+            await self._run_tool(["rm", "--force", "--volumes", container_name])
         if self._network:
             await self._run_tool(["network", "rm", self._network])
         self._started_containers, self._network = [], ""
@@ -162,7 +171,7 @@ class ServiceContainers:
 
         With `with_errors`, the output contains the error messages in any case.
         """
-        service_env = {name: value for name, value in (env or {}).items() if name not in TOOL_VARIABLES}
+        service_env = {variable: value for variable, value in (env or {}).items() if variable not in TOOL_VARIABLES}
         process = await asyncio.create_subprocess_exec(
             *(self._tool, *arguments),
             stdin=asyncio.subprocess.DEVNULL,
@@ -171,7 +180,7 @@ class ServiceContainers:
             env=service_env | tool_environment(),
         )
         try:
-            output, error = await asyncio.wait_for(process.communicate(), TOOL_SECONDS)
+            output, error_output = await asyncio.wait_for(process.communicate(), TOOL_SECONDS)
         except TimeoutError:
             return 1, f"{Path(self._tool).name} {arguments[0]} did not end within {TOOL_SECONDS:.0f} s"
         finally:
@@ -180,15 +189,19 @@ class ServiceContainers:
                     process.kill()
                 await process.wait()
         exit_code = process.returncode or 0
-        return exit_code, ((error or output) if exit_code else output).decode(errors="replace").strip()
+        return exit_code, ((error_output or output) if exit_code else output).decode(errors="replace").strip()
 
 
-def _published(name: str, port: str) -> str:
+def _published(service_name: str, port: str) -> str:
     """Return the argument of `--publish` that publishes a port of a service on the loopback interface."""
     host_port, _, container_port = port.rpartition(":")
     port_number, _, protocol = container_port.partition("/")
     if not all(part.isascii() and part.isdecimal() for part in (port_number, *([host_port] if host_port else []))):
-        raise Refused("bad_spec", f"service {name!r}: {port[:80]!r} is not a port; expected e.g. 5432 or 5432:5432")
+        raise Refused(
+            "bad_spec", f"service {service_name!r}: {port[:80]!r} is not a port; expected e.g. 5432 or 5432:5432"
+        )
     if protocol not in ("", "tcp", "udp"):
-        raise Refused("bad_spec", f"service {name!r}: {port[:80]!r} is not a port; expected tcp or udp after '/'")
+        raise Refused(
+            "bad_spec", f"service {service_name!r}: {port[:80]!r} is not a port; expected tcp or udp after '/'"
+        )
     return f"127.0.0.1:{host_port}:{container_port}"

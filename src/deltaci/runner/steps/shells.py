@@ -34,12 +34,12 @@ def shell_command(shell: str, script: str, layout: Layout, index: int) -> ShellC
 
     The script is written to a file if the shell takes a file, or if it is too large for an argument.
     """
-    name = shell.strip()
-    if not name:
+    shell_name = shell.strip()
+    if not shell_name:
         if len(script.encode("utf-8", "surrogatepass")) <= MAX_ARGUMENT_BYTES:
             return ShellCommand(script)
-        name = _LARGE_SCRIPT_SHELL
-    template, suffix = SHELLS.get(name, (name, ""))
+        shell_name = _LARGE_SCRIPT_SHELL
+    template, suffix = SHELLS.get(shell_name, (shell_name, ""))
     if "{0}" not in template or "\0" in template:
         raise Refused(
             "bad_spec",
@@ -49,5 +49,7 @@ def shell_command(shell: str, script: str, layout: Layout, index: int) -> ShellC
         arguments = shlex.split(template)
     except ValueError as error:
         raise Refused("bad_spec", f"the shell {shell[:80]!r} cannot be read: {error}") from None
-    path = str(write_file(layout.root, f"{layout.relative(layout.temp)}/script-{index}{suffix}", script))
-    return ShellCommand("exec " + shlex.join(argument.replace("{0}", path) for argument in arguments), ("sh", "-c"))
+    script_path = str(write_file(layout.root, f"{layout.relative(layout.temp)}/script-{index}{suffix}", script))
+    return ShellCommand(
+        "exec " + shlex.join(argument.replace("{0}", script_path) for argument in arguments), ("sh", "-c")
+    )

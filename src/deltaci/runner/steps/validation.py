@@ -66,10 +66,10 @@ class RuleChecker:
             return result
         with log.section(VALIDATE, "validate"):
             for index, rule in enumerate(rules):
-                name = log.masked_line(_describe_rule(rule) or f"{index + 1}", MAX_CHARS)
-                outcome = await self._check_rule(rule, name)
+                rule_name = log.masked_line(_describe_rule(rule) or f"{index + 1}", MAX_CHARS)
+                outcome = await self._check_rule(rule, rule_name)
                 verdict = RuleResult(
-                    rule=name,
+                    rule=rule_name,
                     is_passed=outcome.is_passed,
                     actual=log.masked_line(outcome.actual, MAX_CHARS),
                     expected=log.masked_line(outcome.expected, MAX_CHARS),
@@ -113,16 +113,16 @@ class RuleChecker:
         """
         printed = bytearray()
 
-        def on_output(data: bytes) -> None:
-            printed.extend(data[: MAX_PRINTED_BYTES + 1 - len(printed)])
+        def on_output(chunk: bytes) -> None:
+            printed.extend(chunk[: MAX_PRINTED_BYTES + 1 - len(printed)])
 
         exit_outcome = _check_exit(await self._steps.run_rule(await self._interpolate(script), name, on_output))
         if len(printed) > MAX_PRINTED_BYTES:
             return RuleOutcome(False, f"more than {MAX_PRINTED_BYTES} bytes", "a JSON object with 'passed'")
         verdict = _parse_verdict(bytes(printed))
         if verdict is None:
-            text = bytes(printed).decode("utf-8", "replace").strip()
-            printed_text = f"it printed {text!r}" if text else "it printed nothing"
+            verdict_text = bytes(printed).decode("utf-8", "replace").strip()
+            printed_text = f"it printed {verdict_text!r}" if verdict_text else "it printed nothing"
             actual = f"{exit_outcome.actual}, and {printed_text}"
             return RuleOutcome(False, actual, "a JSON object with 'passed', true or false")
         actual, expected = _to_text(verdict.get("found")), _to_text(verdict.get("wanted"))
@@ -141,33 +141,39 @@ class RuleChecker:
                 expected = f"a line with {contains!r} in each file"
                 log_patterns.check(contains)
             rules = [ArtifactRule(path_glob=interpolate(pattern)) for pattern in patterns]
-            matches, unmatched = search_files(workspace, rules, BOUNDS)
-            if unmatched:
-                return RuleOutcome(False, f"no file for {_list_names(rule.path_glob for rule in unmatched)}", expected)
-            if contains and sum(match.bytes for match in matches) > MAX_READ_BYTES:
+            matching_files, unmatched_rules = search_files(workspace, rules, BOUNDS)
+            if unmatched_rules:
+                return RuleOutcome(
+                    False, f"no file for {_list_names(rule.path_glob for rule in unmatched_rules)}", expected
+                )
+            if contains and sum(matching_file.bytes for matching_file in matching_files) > MAX_READ_BYTES:
                 return RuleOutcome(False, f"files of more than {MAX_READ_BYTES} bytes", expected)
             paths_without_match = (
-                [match.path for match in matches if not self._has_line(match, contains)] if contains else []
+                [matching_file.path for matching_file in matching_files if not self._has_line(matching_file, contains)]
+                if contains
+                else []
             )
         except (BadPattern, Refused, OSError) as error:
             return RuleOutcome(False, _error_message(error), expected)
         if paths_without_match:
             return RuleOutcome(False, f"none in {_list_names(paths_without_match)}", expected)
-        return RuleOutcome(True, f"{len(matches)} files", expected)
+        return RuleOutcome(True, f"{len(matching_files)} files", expected)
 
     def _has_line(self, match: ArtifactFile, pattern: str) -> bool:
         """Return whether a line of the file matches.
 
         Long lines are searched in overlapping pieces, to bound the time.
         """
-        search, stride, read_bytes = re.compile(pattern).search, MAX_LINE_CHARS // 2, 0
+        search, stride, read_byte_count = re.compile(pattern).search, MAX_LINE_CHARS // 2, 0
         with open_file(self._job.layout.workspace, match) as file:
-            while read_bytes < match.bytes and (raw := file.readline(min(MAX_LINE_BYTES, match.bytes - read_bytes))):
-                read_bytes += len(raw)
-                line = raw.decode("utf-8", "replace").rstrip("\r\n")
+            while read_byte_count < match.bytes and (
+                encoded_text := file.readline(min(MAX_LINE_BYTES, match.bytes - read_byte_count))
+            ):
+                read_byte_count += len(encoded_text)
+                decoded_text = encoded_text.decode("utf-8", "replace").rstrip("\r\n")
                 if any(
-                    search(line[start : start + MAX_LINE_CHARS])
-                    for start in range(0, max(1, len(line) - stride), stride)
+                    search(decoded_text[window_start : window_start + MAX_LINE_CHARS])
+                    for window_start in range(0, max(1, len(decoded_text) - stride), stride)
                 ):
                     return True
                 if self._seconds_left() <= 0:
@@ -183,36 +189,36 @@ class RuleChecker:
             reports = self._find_reports(self._job.expressions.interpolate(pattern), MAX_REPORTS_BYTES)
             if not reports:
                 return RuleOutcome(False, f"no test report at {pattern!r}", expected)
-            unreadable: list[str] = []
+            error_messages: list[str] = []
             totals = junit.read(
                 [(report.path, self._read_file(report)) for report in reports],
-                lambda refused: unreadable.append(refused.message),
+                lambda refused: error_messages.append(refused.message),
             )
         except (Refused, OSError) as error:
             return RuleOutcome(False, _error_message(error), expected)
-        if unreadable:
-            return RuleOutcome(False, unreadable[0], expected)
-        failures = ""
+        if error_messages:
+            return RuleOutcome(False, error_messages[0], expected)
+        failures_text = ""
         if totals.failed or totals.errors:
-            listed_names = ", ".join(totals.failed_names[:MAX_NAMES])
-            failures = f", {totals.failed} failed and {totals.errors} with errors ({listed_names})"
-        is_passed = not failures and totals.tests >= min_tests
-        return RuleOutcome(is_passed, f"{totals.tests} tests{failures}", expected)
+            joined_names = ", ".join(totals.failed_names[:MAX_NAMES])
+            failures_text = f", {totals.failed} failed and {totals.errors} with errors ({joined_names})"
+        is_passed = not failures_text and totals.tests >= min_tests
+        return RuleOutcome(is_passed, f"{totals.tests} tests{failures_text}", expected)
 
     def _check_number(self, rule: NumberRule) -> RuleOutcome:
         """Check that the number at a path of the report is within the rule's range."""
         expected = describe_range(rule)
         try:
-            path = report_paths.parse(rule.at)
+            report_path = report_paths.parse(rule.at)
             reports = self._find_reports(self._job.expressions.interpolate(rule.report), MAX_REPORT_BYTES)
             if len(reports) != 1:
-                count = f"{len(reports)} reports" if reports else "no report"
-                return RuleOutcome(False, f"{count} at {rule.report!r}", f"one, with {expected}")
-            value, text = read_number(self._read_file(reports[0]), path)
+                count_text = f"{len(reports)} reports" if reports else "no report"
+                return RuleOutcome(False, f"{count_text} at {rule.report!r}", f"one, with {expected}")
+            value, value_text = read_number(self._read_file(reports[0]), report_path)
         except (BadPattern, Refused, OSError) as error:
             return RuleOutcome(False, _error_message(error), expected)
         is_low, is_high = rule.min is not None and value < rule.min, rule.max is not None and value > rule.max
-        return RuleOutcome(not is_low and not is_high, text, expected)
+        return RuleOutcome(not is_low and not is_high, value_text, expected)
 
     def _find_reports(self, pattern: str, max_bytes: int) -> list[ArtifactFile]:
         """Return the files that match the pattern. Raise `Refused` if they are too large together."""
@@ -255,9 +261,9 @@ def _check_exit(command_exit: Exit) -> RuleOutcome:
 
 def _parse_verdict(printed: bytes) -> dict[str, Any] | None:
     """Return the JSON object that is the whole output of a command, or its last line; None if neither is one."""
-    for text in (printed.strip(), printed.strip().rpartition(b"\n")[2]):
+    for candidate_json in (printed.strip(), printed.strip().rpartition(b"\n")[2]):
         try:
-            verdict = msgspec.json.decode(text)
+            verdict = msgspec.json.decode(candidate_json)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         if isinstance(verdict, dict) and isinstance(verdict.get("passed"), bool):
@@ -283,6 +289,6 @@ def _error_message(error: Exception) -> str:
 
 def _list_names(names: Iterable[str]) -> str:
     """Return the first names, quoted, and how many more there are."""
-    quoted = [repr(name) for name in names]
-    more_text = f" and {len(quoted) - MAX_NAMES} more" if len(quoted) > MAX_NAMES else ""
-    return ", ".join(quoted[:MAX_NAMES]) + more_text
+    quoted_names = [repr(name) for name in names]
+    more_text = f" and {len(quoted_names) - MAX_NAMES} more" if len(quoted_names) > MAX_NAMES else ""
+    return ", ".join(quoted_names[:MAX_NAMES]) + more_text

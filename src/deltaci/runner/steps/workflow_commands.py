@@ -34,31 +34,31 @@ class WorkflowCommandInterpreter:
         self._mask_count = 0
         self.outputs: dict[str, str] = {}
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, chunk: bytes) -> None:
         """Process the next part of the output. A part may end within a line."""
-        data = self._pending_line + data
+        chunk = self._pending_line + chunk
         self._pending_line = b""
-        written_until = 0  # The data before this position has been written.
+        written_end = 0  # The data before this position has been written.
         position = 0
-        while position < len(data):
-            if self._is_at_line_start and b"::".startswith(data[position : position + 2]):
-                end = data.find(b"\n", position)
-                if end < 0 and len(data) - position <= MAX_LINE_BYTES:
-                    self._write(data[written_until:position])
-                    self._pending_line = data[position:]
+        while position < len(chunk):
+            if self._is_at_line_start and b"::".startswith(chunk[position : position + 2]):
+                end_position = chunk.find(b"\n", position)
+                if end_position < 0 and len(chunk) - position <= MAX_LINE_BYTES:
+                    self._write(chunk[written_end:position])
+                    self._pending_line = chunk[position:]
                     return
-                end = len(data) if end < 0 else end + 1
-                if end - position <= MAX_LINE_BYTES:
-                    self._write(data[written_until:position])
-                    self._execute(data[position:end])
-                    written_until = end
-                self._is_at_line_start = data[end - 1 : end] == b"\n"
-                position = end
+                end_position = len(chunk) if end_position < 0 else end_position + 1
+                if end_position - position <= MAX_LINE_BYTES:
+                    self._write(chunk[written_end:position])
+                    self._execute(chunk[position:end_position])
+                    written_end = end_position
+                self._is_at_line_start = chunk[end_position - 1 : end_position] == b"\n"
+                position = end_position
                 continue
-            end = data.find(b"\n", position)
-            self._is_at_line_start = end >= 0
-            position = len(data) if end < 0 else end + 1
-        self._write(data[written_until:])
+            end_position = chunk.find(b"\n", position)
+            self._is_at_line_start = end_position >= 0
+            position = len(chunk) if end_position < 0 else end_position + 1
+        self._write(chunk[written_end:])
 
     def finish(self) -> None:
         """Process the last line if it has no newline. Call it at the end of the output."""
@@ -67,28 +67,32 @@ class WorkflowCommandInterpreter:
         if line:
             self._execute(line)
 
-    def _write(self, data: bytes) -> None:
-        if data:
-            self._write_output(data)
+    def _write(self, chunk: bytes) -> None:
+        if chunk:
+            self._write_output(chunk)
 
     def _execute(self, line: bytes) -> None:
         """Execute a line if it is a workflow command. Then write it to the log, without the value of a new mask."""
-        text = line.decode("utf-8", "replace").rstrip("\r\n")
-        match = _COMMAND.fullmatch(text)
-        name, value = (match["name"], _unescape(match["value"])) if match else ("", "")
+        command_text = line.decode("utf-8", "replace").rstrip("\r\n")
+        command_match = _COMMAND.fullmatch(command_text)
+        command_name, command_value = (
+            (command_match["name"], _unescape(command_match["value"])) if command_match else ("", "")
+        )
         if self._resume_token:
-            if text == f"::{self._resume_token}::":
+            if command_text == f"::{self._resume_token}::":
                 self._resume_token = ""
-        elif name == "stop-commands" and value:
-            self._resume_token = value
-        elif name == "add-mask" and value.strip() and self._mask_count < MAX_MASKS:
+        elif command_name == "stop-commands" and command_value:
+            self._resume_token = command_value
+        elif command_name == "add-mask" and command_value.strip() and self._mask_count < MAX_MASKS:
             self._mask_count += 1
-            self._add_secrets([value])
+            self._add_secrets([command_value])
             line = b"::add-mask::***\n"
-        elif name == "set-output" and match is not None:
-            parameters = dict(part.partition("=")[::2] for part in (match["parameters"] or "").split(","))
+        elif command_name == "set-output" and command_match is not None:
+            parameters = dict(
+                parameter_text.partition("=")[::2] for parameter_text in (command_match["parameters"] or "").split(",")
+            )
             if OUTPUT_NAME.fullmatch(parameters.get("name", "")) and len(self.outputs) < MAX_VALUES:
-                self.outputs[parameters["name"]] = value
+                self.outputs[parameters["name"]] = command_value
         self._write_output(line)
 
 

@@ -77,28 +77,28 @@ class _Packer:
     def add(self, parent_fd: int, name: str, path: str) -> None:
         """Add this entry of the folder, with everything in it. Skip sockets, devices and unsafe links."""
         status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
-        info = tarfile.TarInfo(path)
-        info.mode, info.mtime = status.st_mode & 0o777, int(status.st_mtime)
+        tar_info = tarfile.TarInfo(path)
+        tar_info.mode, tar_info.mtime = status.st_mode & 0o777, int(status.st_mtime)
         if stat.S_ISDIR(status.st_mode):
-            info.type = tarfile.DIRTYPE
+            tar_info.type = tarfile.DIRTYPE
             folder_fd = os.open(name, FOLDER_FLAGS, dir_fd=parent_fd)
             try:
                 self._count_entry(path, 0)
-                self._tar.addfile(info)
-                for child in sorted(os.listdir(folder_fd), key=os.fsencode):
-                    self.add(folder_fd, child, f"{path}/{child}")
+                self._tar.addfile(tar_info)
+                for child_name in sorted(os.listdir(folder_fd), key=os.fsencode):
+                    self.add(folder_fd, child_name, f"{path}/{child_name}")
             finally:
                 os.close(folder_fd)
         elif stat.S_ISLNK(status.st_mode):
-            info.type, info.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=parent_fd)
-            if _is_safe_link(path, info.linkname):
+            tar_info.type, tar_info.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=parent_fd)
+            if _is_safe_link(path, tar_info.linkname):
                 self._count_entry(path, 0)
-                self._tar.addfile(info)
+                self._tar.addfile(tar_info)
         elif stat.S_ISREG(status.st_mode):
             with os.fdopen(os.open(name, _FILE, dir_fd=parent_fd), "rb") as file:
-                info.size = os.fstat(file.fileno()).st_size
-                self._count_entry(path, info.size)
-                self._tar.addfile(info, file)
+                tar_info.size = os.fstat(file.fileno()).st_size
+                self._count_entry(path, tar_info.size)
+                self._tar.addfile(tar_info, file)
 
     def _count_entry(self, path: str, size: int) -> None:
         """Count an entry. Raise `Refused` if the archive then exceeds its limits."""
@@ -134,19 +134,19 @@ class _BoundedReader:
     """A file-like object that decompresses a file, forwards only, and refuses more than a maximum size."""
 
     def __init__(self, file: BinaryIO, max_bytes: int) -> None:
-        self._inner = gzip.GzipFile(fileobj=file, mode="rb")
-        self._remaining = max_bytes
+        self._decompressed_file = gzip.GzipFile(fileobj=file, mode="rb")
+        self._remaining_bytes = max_bytes
         self._position = 0
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= MAX_READ_BYTES:
             raise Refused("too_large", "the archive has a header that is too large")
-        data = self._inner.read(size)
-        self._position += len(data)
-        self._remaining -= len(data)
-        if self._remaining < 0:
+        chunk = self._decompressed_file.read(size)
+        self._position += len(chunk)
+        self._remaining_bytes -= len(chunk)
+        if self._remaining_bytes < 0:
             raise Refused("too_large", "the archive holds more than a cache may")
-        return data
+        return chunk
 
     def tell(self) -> int:
         return self._position
@@ -165,7 +165,7 @@ def unpack(root: Path, source: BinaryIO, limits: ArchiveLimits = _DEFAULT) -> Ar
 
     Raise `Refused` at the first invalid entry.
     """
-    entries = size = 0
+    entry_count = content_bytes = 0
     # Besides their content, entries have headers: 512 bytes, and more for a long name.
     max_bytes = limits.bytes + limits.entries * 4096
     try:
@@ -175,16 +175,16 @@ def unpack(root: Path, source: BinaryIO, limits: ArchiveLimits = _DEFAULT) -> Ar
         ):
             while (entry := tar.next()) is not None:
                 tar.members = []  # type: ignore[attr-defined]  # Otherwise it keeps all entries in memory.
-                entries += 1
-                size += max(0, entry.size)
-                if entries > limits.entries or size > limits.bytes:
+                entry_count += 1
+                content_bytes += max(0, entry.size)
+                if entry_count > limits.entries or content_bytes > limits.bytes:
                     raise Refused("too_large", "the archive holds more than a cache may")
                 _create_entry(tar, entry, root_fd, limits)
     except Refused:
         raise
     except Exception as error:  # A forged header can make the standard library raise any exception.
         raise Refused("unreadable", f"the archive cannot be unpacked: {type(error).__name__}: {error}") from None
-    return ArchiveSize(entries=entries, bytes=size)
+    return ArchiveSize(entries=entry_count, bytes=content_bytes)
 
 
 def _create_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, root_fd: int, limits: ArchiveLimits) -> None:
@@ -223,24 +223,24 @@ def _open_parent_of_entry(root_fd: int, names: list[str]) -> Iterator[tuple[int,
 
     An archive of the path `a/b` has no entry `a`.
     """
-    path = "/".join(names)
+    entry_path = "/".join(names)
     with ExitStack() as stack:
         try:
-            target = stack.enter_context(open_parent(root_fd, path))
+            parent_and_name = stack.enter_context(open_parent(root_fd, entry_path))
         except FileNotFoundError:
             for depth in range(1, len(names)):
                 with open_parent(root_fd, "/".join(names[:depth])) as (parent_fd, name), suppress(FileExistsError):
                     os.mkdir(name, 0o755, dir_fd=parent_fd)
-            target = stack.enter_context(open_parent(root_fd, path))
-        yield target
+            parent_and_name = stack.enter_context(open_parent(root_fd, entry_path))
+        yield parent_and_name
 
 
 def _copy(tar: tarfile.TarFile, entry: tarfile.TarInfo, descriptor: int) -> None:
     """Write the content of an entry to an opened file."""
-    source = tar.extractfile(entry)
+    entry_file = tar.extractfile(entry)
     remaining = entry.size
-    while source is not None and remaining:
-        chunk = source.read(min(_CHUNK_BYTES, remaining))
+    while entry_file is not None and remaining:
+        chunk = entry_file.read(min(_CHUNK_BYTES, remaining))
         if not chunk:
             raise EOFError("it ends in the middle of a file")
         remaining -= len(chunk)
@@ -250,9 +250,11 @@ def _copy(tar: tarfile.TarFile, entry: tarfile.TarInfo, descriptor: int) -> None
 
 def _is_safe_link(path: str, target: str) -> bool:
     """Return whether a link's `..` parts come first and climb no higher than the root."""
-    names = target.split("/")
-    climb_count = next((index for index, name in enumerate(names) if name != ".."), len(names))
-    is_plain = bool(target) and not target.startswith("/") and "\0" not in target and ".." not in names[climb_count:]
+    target_parts = target.split("/")
+    climb_count = next((index for index, path_part in enumerate(target_parts) if path_part != ".."), len(target_parts))
+    is_plain = (
+        bool(target) and not target.startswith("/") and "\0" not in target and ".." not in target_parts[climb_count:]
+    )
     return is_plain and climb_count <= path.count("/")
 
 
@@ -260,17 +262,23 @@ def move_if_absent(source: Path, root: Path, path: str) -> bool:
     """Move an entry to the same path below the root, if nothing exists there. Return whether it was moved."""
     *folders, name = path.split("/")
     with open_folder(source) as source_root_fd, open_folder(root) as target_root_fd:
-        prefix = ""
+        parent_prefix = ""
         for folder in folders:
-            with open_parent(target_root_fd, f"{prefix}{folder}") as (above_fd, folder_name), suppress(FileExistsError):
+            with (
+                open_parent(target_root_fd, f"{parent_prefix}{folder}") as (above_fd, folder_name),
+                suppress(FileExistsError),
+            ):
                 os.mkdir(folder_name, dir_fd=above_fd)
-            prefix += f"{folder}/"
+            parent_prefix += f"{folder}/"
         try:
-            with open_parent(source_root_fd, path) as (old_fd, _), open_parent(target_root_fd, path) as (new_fd, _):
+            with (
+                open_parent(source_root_fd, path) as (source_parent_fd, _),
+                open_parent(target_root_fd, path) as (target_parent_fd, _),
+            ):
                 try:
-                    os.stat(name, dir_fd=new_fd, follow_symlinks=False)
+                    os.stat(name, dir_fd=target_parent_fd, follow_symlinks=False)
                 except FileNotFoundError:
-                    os.rename(name, name, src_dir_fd=old_fd, dst_dir_fd=new_fd)
+                    os.rename(name, name, src_dir_fd=source_parent_fd, dst_dir_fd=target_parent_fd)
                     return True
                 return False
         except FileNotFoundError:

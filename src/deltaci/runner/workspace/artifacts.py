@@ -70,10 +70,10 @@ class _Pattern:
         """Return the possible states after one more name. A complete match remains one for everything below it."""
         next_states: set[int] = set()
         for state in states:
-            part = self._parts[state] if state < self.end else None
-            if part is None:
+            next_part = self._parts[state] if state < self.end else None
+            if next_part is None:
                 next_states.add(state)
-            elif part.match(name):
+            elif next_part.match(name):
                 next_states.add(state + 1)
         return self._skip_wildcards(next_states)
 
@@ -93,7 +93,7 @@ def pattern_parts(pattern: str) -> list[str]:
         raise Refused("bad_request", f"the pattern {pattern!r} names no file; write '**' for everything")
     if pattern.startswith("/") or "\0" in pattern:
         raise Refused("bad_request", f"the pattern {pattern!r} is absolute; write it from the workspace on")
-    parts = [part for part in pattern.split("/") if part not in ("", ".")]
+    parts = [pattern_part for pattern_part in pattern.split("/") if pattern_part not in ("", ".")]
     if ".." in parts:
         raise Refused("bad_request", f"the pattern {pattern!r} has '..'; name files in the workspace")
     if len(parts) > MAX_PATTERN_PARTS:
@@ -108,9 +108,9 @@ class _Search:
         self._workspace = workspace
         self._patterns = [_Pattern(rule) for rule in rules]
         self._limits = limits
-        self._entries = 0
-        self._bytes = 0
-        self._matched: set[int] = set()
+        self._entry_count = 0
+        self._total_bytes = 0
+        self._matched_rule_indexes: set[int] = set()
         self.files: list[ArtifactFile] = []
 
     def run(self) -> None:
@@ -126,8 +126,8 @@ class _Search:
             raise Refused("too_large", f"{path!r} is more than {self._limits.depth} folders deep; narrow the pattern")
         with os.scandir(folder_fd) as entries:
             names = sorted(entry.name for entry in entries)
-        self._entries += len(names)
-        if self._entries > self._limits.entries:
+        self._entry_count += len(names)
+        if self._entry_count > self._limits.entries:
             raise Refused(
                 "too_large", f"more than {self._limits.entries} entries to search, up to {path!r}; narrow the pattern"
             )
@@ -162,17 +162,19 @@ class _Search:
         elif stat.S_ISREG(status.st_mode):
             self._add_file(path, artifact_type, path, status)
         if len(self.files) > count_before:
-            self._matched.update(index for index, pattern in enumerate(self._patterns) if pattern.end in states[index])
+            self._matched_rule_indexes.update(
+                index for index, pattern in enumerate(self._patterns) if pattern.end in states[index]
+            )
 
     def unmatched(self) -> list[int]:
         """Return the indexes of the rules that matched no file."""
-        return [index for index in range(len(self._patterns)) if index not in self._matched]
+        return [index for index in range(len(self._patterns)) if index not in self._matched_rule_indexes]
 
     def _add_link_target(self, root_fd: int, path: str, artifact_type: str) -> None:
         """Add a link to a file inside the workspace under the link's name; skip other links."""
-        top = self._workspace.resolve()
+        workspace_root = self._workspace.resolve()
         try:
-            real_path = (top / path).resolve(strict=True).relative_to(top).as_posix()
+            real_path = (workspace_root / path).resolve(strict=True).relative_to(workspace_root).as_posix()
             with open_parent(root_fd, real_path) as (parent_fd, name):
                 status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
         except (OSError, ValueError, RuntimeError):
@@ -188,8 +190,8 @@ class _Search:
             raise Refused("bad_request", f"the file name {os.fsencode(path)!r} is not UTF-8; rename the file") from None
         if len(self.files) == self._limits.files:
             raise Refused("too_large", f"more than {self._limits.files} artifacts, {path!r} is one too many; pack them")
-        self._bytes += status.st_size
-        if self._bytes > self._limits.bytes:
+        self._total_bytes += status.st_size
+        if self._total_bytes > self._limits.bytes:
             raise Refused("too_large", f"artifacts of more than {self._limits.bytes} bytes, up to {path!r}; keep less")
         self.files.append(
             ArtifactFile(
@@ -232,11 +234,11 @@ def open_file(workspace: Path, file: ArtifactFile) -> BinaryIO:
     """
     try:
         with open_folder(workspace) as root_fd, open_parent(root_fd, file.real_path) as (parent_fd, name):
-            stream = os.fdopen(os.open(name, _FILE, dir_fd=parent_fd), "rb")
+            opened_file = os.fdopen(os.open(name, _FILE, dir_fd=parent_fd), "rb")
     except OSError as error:
         raise Refused("not_found", f"{file.path!r} no longer exists: {error.strerror}") from None
-    status = os.fstat(stream.fileno())
+    status = os.fstat(opened_file.fileno())
     if (status.st_dev, status.st_ino) != (file.device, file.inode) or not stat.S_ISREG(status.st_mode):
-        stream.close()
+        opened_file.close()
         raise Refused("not_found", f"{file.path!r} has been replaced since it was found; leave files in place")
-    return stream
+    return opened_file

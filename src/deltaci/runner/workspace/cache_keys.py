@@ -69,9 +69,9 @@ def cache_key(workspace: Path, rule: CacheRule) -> CacheKey:
     lock_files, unmatched_patterns = (
         _find_lock_files(workspace, rule.lock_files) if rule.lock_files else (_find_common_lock_files(workspace), [])
     )
-    key = rule.key.replace(PLACEHOLDER, _hash(workspace, lock_files))
+    entry_key = rule.key.replace(PLACEHOLDER, _hash(workspace, lock_files))
     return CacheKey(
-        key=key,
+        key=entry_key,
         lock_files=tuple(file.path for file in lock_files),
         note=_lock_files_warning(rule, lock_files, unmatched_patterns),
     )
@@ -91,9 +91,13 @@ def _lock_files_warning(rule: CacheRule, lock_files: list[ArtifactFile], unmatch
 
 def _find_lock_files(workspace: Path, patterns: list[str]) -> tuple[list[ArtifactFile], list[str]]:
     """Return the lock files that match these patterns, sorted by path, and the patterns that match none."""
-    matches = {pattern: find_files(workspace, [ArtifactRule(path_glob=pattern)], _LIMITS) for pattern in patterns}
-    by_path = {file.path: file for files in matches.values() for file in files}
-    return [by_path[path] for path in sorted(by_path)], [pattern for pattern, files in matches.items() if not files]
+    files_by_pattern = {
+        pattern: find_files(workspace, [ArtifactRule(path_glob=pattern)], _LIMITS) for pattern in patterns
+    }
+    file_by_path = {file.path: file for files in files_by_pattern.values() for file in files}
+    return [file_by_path[lock_path] for lock_path in sorted(file_by_path)], [
+        pattern for pattern, files in files_by_pattern.items() if not files
+    ]
 
 
 def _find_common_lock_files(workspace: Path) -> list[ArtifactFile]:
@@ -101,15 +105,15 @@ def _find_common_lock_files(workspace: Path) -> list[ArtifactFile]:
 
     This walks the workspace itself, to skip installed dependencies; `find_files` then checks each file.
     """
-    paths: list[str] = []
+    lock_paths: list[str] = []
     for folder, folders, files in os.walk(workspace, followlinks=False):
         relative_folder = Path(folder).relative_to(workspace)
         is_deep = len(relative_folder.parts) >= MAX_DEPTH
         folders[:] = [] if is_deep else [name for name in folders if name not in INSTALLED and not name.startswith(".")]
-        paths.extend((relative_folder / file).as_posix() for file in files if file in COMMON_LOCK_FILES)
-    if len(paths) > _LIMITS.files:
-        raise Refused("too_large", f"{len(paths)} lock files, at most {_LIMITS.files}; name some in lock_files")
-    rules = [ArtifactRule(path_glob=escape_pattern(path)) for path in sorted(paths)]
+        lock_paths.extend((relative_folder / file).as_posix() for file in files if file in COMMON_LOCK_FILES)
+    if len(lock_paths) > _LIMITS.files:
+        raise Refused("too_large", f"{len(lock_paths)} lock files, at most {_LIMITS.files}; name some in lock_files")
+    rules = [ArtifactRule(path_glob=escape_pattern(path)) for path in sorted(lock_paths)]
     return find_files(workspace, rules, _LIMITS)
 
 
@@ -117,14 +121,14 @@ def _hash(workspace: Path, lock_files: list[ArtifactFile]) -> str:
     """Return the SHA-256, in hex, of the names, sizes and contents of the lock files."""
     combined_hash = hashlib.sha256()
     for file in sorted(lock_files, key=lambda lock_file: lock_file.path.encode()):
-        file_hash, size = hashlib.sha256(), 0
+        file_hash, hashed_bytes = hashlib.sha256(), 0
         with open_file(workspace, file) as stream:
             while chunk := stream.read(_CHUNK_BYTES):
                 file_hash.update(chunk)
-                size += len(chunk)
-                if size > _LIMITS.bytes:
+                hashed_bytes += len(chunk)
+                if hashed_bytes > _LIMITS.bytes:
                     raise Refused("too_large", f"the lock file {file.path!r} grows while it is read")
         # One line per file, with the name in hex: different sets of files never give the same lines.
-        name = file.path.encode().hex()
-        combined_hash.update(f"{name} {size} {file_hash.hexdigest()}\n".encode())
+        encoded_path = file.path.encode().hex()
+        combined_hash.update(f"{encoded_path} {hashed_bytes} {file_hash.hexdigest()}\n".encode())
     return combined_hash.hexdigest()

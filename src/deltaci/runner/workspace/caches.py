@@ -43,12 +43,12 @@ class Caches:
         self._layout = layout
         self._folder = folder  # Outside the workspace, where the job cannot reach it.
         self._log = log
-        self._to_save: list[_UnsavedCache] = []
+        self._unsaved_caches: list[_UnsavedCache] = []
 
     @property
     def has_unsaved(self) -> bool:
         """Whether there are caches to save if the job succeeds."""
-        return bool(self._to_save)
+        return bool(self._unsaved_caches)
 
     async def restore(self, rules: list[CacheRule]) -> None:
         """Restore the caches of these rules, and log the errors.
@@ -104,57 +104,63 @@ class Caches:
         """
         with self._temporary_file() as file:
             try:
-                size = await self._transfers.download(_transfer_path(key), file, MAX_CACHE_BYTES, TIMEOUT_SECONDS)
+                archive_bytes = await self._transfers.download(
+                    _transfer_path(key), file, MAX_CACHE_BYTES, TIMEOUT_SECONDS
+                )
             except Refused as refused:
                 if refused.code != "not_found":
                     raise
                 if is_saved_on_miss:
-                    self._to_save.append(_UnsavedCache(key, paths))
+                    self._unsaved_caches.append(_UnsavedCache(key, paths))
                 consequence = "it is saved when the job succeeds" if is_saved_on_miss else "continuing without it"
                 self._log.write_line(f"cache {key!r}: not found; {consequence}")
                 return False
             moved_paths = await self._transfers.run_in_thread(self._unpack, file, paths)
-        self._log.write_line(f"cache {key!r}: {size} bytes, {', '.join(moved_paths) or 'none of the requested paths'}")
+        self._log.write_line(
+            f"cache {key!r}: {archive_bytes} bytes, {', '.join(moved_paths) or 'none of the requested paths'}"
+        )
         return True
 
     def _unpack(self, file: BinaryIO, paths: list[str]) -> list[str]:
         """Move those of the paths that the archive has, and the job has not, into the job's folders. Return them."""
-        staging = Path(tempfile.mkdtemp(dir=self._folder, prefix="cache-"))
+        staging_folder = Path(tempfile.mkdtemp(dir=self._folder, prefix="cache-"))
         try:
             file.seek(0)
-            unpack(staging, file)
-            return [path for path in paths if move_if_absent(staging, self._layout.root, path)]
+            unpack(staging_folder, file)
+            return [path for path in paths if move_if_absent(staging_folder, self._layout.root, path)]
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            shutil.rmtree(staging_folder, ignore_errors=True)
 
     async def save(self) -> int:
         """Save the caches that were not found. Return how many bytes were sent. Call it only after a success."""
-        sent = 0
-        for unsaved in self._to_save:
+        sent_bytes = 0
+        for unsaved_cache in self._unsaved_caches:
             try:
-                sent += await self._save_cache(unsaved)
+                sent_bytes += await self._save_cache(unsaved_cache)
             except (Refused, Unreachable, OSError) as error:
-                self._log.write_line(f"cache {unsaved.key!r}: {_reason(error)}; not kept")
-        return sent
+                self._log.write_line(f"cache {unsaved_cache.key!r}: {_reason(error)}; not kept")
+        return sent_bytes
 
-    async def _save_cache(self, unsaved: _UnsavedCache) -> int:
+    async def _save_cache(self, unsaved_cache: _UnsavedCache) -> int:
         """Pack and upload one cache. Return how many bytes the server stored."""
         with self._temporary_file() as file:
-            packed = await self._transfers.run_in_thread(pack, self._layout.root, unsaved.paths, file)
-            size = file.tell()
-            if not packed.entries:
+            archive_size = await self._transfers.run_in_thread(pack, self._layout.root, unsaved_cache.paths, file)
+            archive_bytes = file.tell()
+            if not archive_size.entries:
                 self._log.write_line(
-                    f"cache {unsaved.key!r}: none of {', '.join(unsaved.paths)} exists; nothing to keep"
+                    f"cache {unsaved_cache.key!r}: none of {', '.join(unsaved_cache.paths)} exists; nothing to keep"
                 )
                 return 0
-            if size > MAX_CACHE_BYTES:
-                raise Refused("too_large", f"it has {size} bytes, at most {MAX_CACHE_BYTES}")
+            if archive_bytes > MAX_CACHE_BYTES:
+                raise Refused("too_large", f"it has {archive_bytes} bytes, at most {MAX_CACHE_BYTES}")
             uploaded = await self._transfers.upload(
-                _transfer_path(unsaved.key), lambda: _rewound(file), size, TIMEOUT_SECONDS
+                _transfer_path(unsaved_cache.key), lambda: _rewound(file), archive_bytes, TIMEOUT_SECONDS
             )
         outcome = "kept" if uploaded.stored else "not kept: another job saved this key first"
-        self._log.write_line(f"cache {unsaved.key!r}: {packed.entries} entries, {size} bytes, {outcome}")
-        return size if uploaded.stored else 0
+        self._log.write_line(
+            f"cache {unsaved_cache.key!r}: {archive_size.entries} entries, {archive_bytes} bytes, {outcome}"
+        )
+        return archive_bytes if uploaded.stored else 0
 
     def _temporary_file(self) -> BinaryIO:
         return tempfile.TemporaryFile(dir=self._folder)

@@ -49,7 +49,7 @@ def credential_encodings(credential: str) -> list[str]:
     """Return the texts in which a credential may appear in a log, so that they are masked there."""
     user_and_password = credential if ":" in credential else f"{TOKEN_USER}:{credential}"
     basic_auth = base64.b64encode(user_and_password.encode()).decode()
-    return [form for form in (credential, credential.partition(":")[2], basic_auth) if form]
+    return [encoding for encoding in (credential, credential.partition(":")[2], basic_auth) if encoding]
 
 
 async def resolve_ref(mirror: Mirror, ref: str) -> tuple[str, str]:
@@ -75,24 +75,32 @@ async def check_out(mirror: Mirror, remote: GitRemote, spec: CheckoutSpec, stagi
 
     await run_git("init", "--quiet", "--template=")
     await run_git("remote", "add", "--", "origin", remote.url)
-    refs = [f"+{mirror_ref}:refs/remotes/deltaci/commit"]
+    refspecs = [f"+{mirror_ref}:refs/remotes/deltaci/commit"]
     if not spec.depth:
-        refs += ["+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*"]
+        refspecs += ["+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*"]
     elif spec.has_tags:
-        refs += ["+refs/tags/*:refs/tags/*"]
-    depth = (f"--depth={spec.depth}",) if spec.depth else ()
-    await run_git("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", *depth, str(mirror.folder.resolve()), *refs)
+        refspecs += ["+refs/tags/*:refs/tags/*"]
+    depth_arguments = (f"--depth={spec.depth}",) if spec.depth else ()
+    await run_git(
+        "fetch",
+        "--quiet",
+        "--no-tags",
+        "--no-write-fetch-head",
+        *depth_arguments,
+        str(mirror.folder.resolve()),
+        *refspecs,
+    )
     await _set_head(run_git, spec)
     await run_git("update-ref", "-d", "refs/remotes/deltaci/commit")
     await run_git("reset", "--quiet", "--hard")
-    head = (await run_git("rev-parse", "HEAD")).decode().strip()
-    if head != spec.commit:
-        raise GitFailed(f"the work tree has the commit {head}, not {spec.commit}")
+    head_commit = (await run_git("rev-parse", "HEAD")).decode().strip()
+    if head_commit != spec.commit:
+        raise GitFailed(f"the work tree has the commit {head_commit}, not {spec.commit}")
     if spec.submodules:
-        recursive = ("--recursive",) if spec.submodules == "recursive" else ()
-        depth = (f"--depth={spec.depth}",) if spec.depth else ()
+        recursive_arguments = ("--recursive",) if spec.submodules == "recursive" else ()
+        depth_arguments = (f"--depth={spec.depth}",) if spec.depth else ()
         await GIT.run(
-            ("submodule", "update", "--init", "--force", *recursive, *depth),
+            ("submodule", "update", "--init", "--force", *recursive_arguments, *depth_arguments),
             folder=staging,
             timeout_seconds=GIT.profile.fetch_seconds,
             remote=_submodule_remote(remote, spec.is_trusted),

@@ -78,26 +78,29 @@ class OutputCollector:
         if not rules:
             return []
         try:
-            files, unmatched = await self._transfers.run_in_thread(search_files, self._workspace, rules)
+            files, unmatched_rules = await self._transfers.run_in_thread(search_files, self._workspace, rules)
         except (Refused, OSError) as error:
             self._record_error("ARTIFACTS", f"artifacts: {_error_text(error)}")
             return []
-        for rule in unmatched:
+        for rule in unmatched_rules:
             self._log.write_line(f"artifacts: no file matches {rule.path_glob!r}")
         return files
 
     def add_outputs(self, outputs: dict[str, str]) -> None:
-        """Merge the values of output expressions into the output that was read from the file."""
+        """Add evaluated outputs to the values of the output file.
+
+        An evaluated output replaces a value of the same name.
+        """
         if not isinstance(self.collected.output, dict | None):
             self._record_error(
                 "OUTPUT", "output: the file does not contain an object, so outputs cannot be added; write an object"
             )
             return
         try:
-            merged = json_copy("it", {**(self.collected.output or {}), **outputs})
-            if len(msgspec.json.encode(merged)) > wire.MAX_OUTPUT_BYTES:
+            merged_output = json_copy("it", {**(self.collected.output or {}), **outputs})
+            if len(msgspec.json.encode(merged_output)) > wire.MAX_OUTPUT_BYTES:
                 raise Refused("too_large", f"it has more than {wire.MAX_OUTPUT_BYTES} bytes; keep it as an artifact")
-            self.collected.output = self._log.masked_json(merged)
+            self.collected.output = self._log.masked_json(merged_output)
         except Refused as refused:
             self._record_error("OUTPUT", f"output: {refused.message}")
 
@@ -132,10 +135,10 @@ class OutputCollector:
             seconds=totals.seconds,
             failures=[
                 FailedTest(
-                    name=self._log.masked_line(name, MAX_NAME_CHARS),
+                    name=self._log.masked_line(test_name, MAX_NAME_CHARS),
                     message=self._log.masked_line(message, MAX_MESSAGE_CHARS),
                 )
-                for name, message in list(failures)[: wire.MAX_FAILED_TESTS]
+                for test_name, message in list(failures)[: wire.MAX_FAILED_TESTS]
             ],
         )
         self._log.write_line(
@@ -145,24 +148,24 @@ class OutputCollector:
 
     def _open_reports(self, files: list[ArtifactFile], problems: list[str]) -> Iterator[tuple[str, bytes]]:
         """Yield path and content of each report; append a message to `problems` for each that is too large."""
-        remaining = MAX_REPORTS_BYTES
+        remaining_bytes = MAX_REPORTS_BYTES
         for report_file in files:
-            if report_file.bytes > min(remaining, junit.MAX_REPORT_BYTES):
+            if report_file.bytes > min(remaining_bytes, junit.MAX_REPORT_BYTES):
                 problems.append(
                     f"the test report {report_file.path} is too large to be read: {report_file.bytes} bytes"
                 )
                 continue
-            remaining -= report_file.bytes
-            with open_file(self._workspace, report_file) as stream:
-                yield report_file.path, stream.read(report_file.bytes)
+            remaining_bytes -= report_file.bytes
+            with open_file(self._workspace, report_file) as opened_file:
+                yield report_file.path, opened_file.read(report_file.bytes)
 
     # -- output
 
     async def _read_output(self, path: str) -> None:
         """Store the value in the output file, with its secrets masked."""
         try:
-            value = await self._transfers.run_in_thread(self._load_output, path)
-            self.collected.output = self._log.masked_json(value)
+            output_value = await self._transfers.run_in_thread(self._load_output, path)
+            self.collected.output = self._log.masked_json(output_value)
         except (Refused, OSError) as error:
             self._record_error("OUTPUT", f"output {path!r}: {_error_text(error)}")
 
@@ -176,9 +179,9 @@ class OutputCollector:
                 "too_large", f"it has {files[0].bytes} bytes, at most {wire.MAX_OUTPUT_BYTES}; keep it as an artifact"
             )
         with open_file(self._workspace, files[0]) as file:
-            data = file.read(wire.MAX_OUTPUT_BYTES)
+            content = file.read(wire.MAX_OUTPUT_BYTES)
         try:
-            return json_copy("it", wire.decoder(object)(data))
+            return json_copy("it", wire.decoder(object)(content))
         except msgspec.DecodeError as error:
             raise Refused("bad_request", f"it is not JSON: {error}") from None
 

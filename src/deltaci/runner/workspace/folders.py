@@ -17,16 +17,16 @@ def open_folder(path: Path) -> Iterator[int]:
 
     Raise `OSError` if any part is a link, as a job may have replaced its workspace.
     """
-    current = os.open("/", FOLDER_FLAGS)
+    current_fd = os.open("/", FOLDER_FLAGS)
     try:
         for name in os.path.abspath(path).split("/"):
             if name:
-                child = os.open(name, FOLDER_FLAGS, dir_fd=current)
-                os.close(current)
-                current = child
-        yield current
+                child_fd = os.open(name, FOLDER_FLAGS, dir_fd=current_fd)
+                os.close(current_fd)
+                current_fd = child_fd
+        yield current_fd
     finally:
-        os.close(current)
+        os.close(current_fd)
 
 
 @contextmanager

@@ -60,15 +60,15 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
             relative_path = str(absolute_path.relative_to(base_folder)) if base_folder is not None else ""
         else:
             base_folder, relative_path = self.workspace, path
-        names = [name for name in relative_path.split("/") if name not in ("", ".")]
+        path_parts = [path_part for path_part in relative_path.split("/") if path_part not in ("", ".")]
         if base_folder is not None and not base_folder.is_relative_to(self.root):
             raise Refused(
                 "bad_spec", f"the path {path[:80]!r} is in the job's worktree, which is reused; name one in its home"
             )
-        is_root = base_folder == self.root and not names and not self.is_single_folder
-        if base_folder is None or is_root or ".." in names or "\0" in path:
+        is_root = base_folder == self.root and not path_parts and not self.is_single_folder
+        if base_folder is None or is_root or ".." in path_parts or "\0" in path:
             raise Refused("bad_spec", f"the path {path[:80]!r} is not in the job's workspace or home; name one that is")
-        return "/".join((*base_folder.relative_to(self.root).parts, *names))
+        return "/".join((*base_folder.relative_to(self.root).parts, *path_parts))
 
 
 def is_pipeline_job(spec: JobSpec) -> bool:
@@ -110,12 +110,12 @@ def resolve_workdir(workspace: Path, workdir: str) -> Path:
     if "\0" in workdir:
         raise Refused("bad_spec", f"workdir {workdir!r} has a NUL character, which paths cannot contain")
     try:
-        folder = (workspace / workdir).resolve()
-        exists = folder.is_dir()
+        step_folder = (workspace / workdir).resolve()
+        exists = step_folder.is_dir()
     except (OSError, RuntimeError, ValueError):  # E.g. the path is too long or a link leads in a circle.
-        folder, exists = workspace, False
-    if not folder.is_relative_to(workspace.resolve()):
+        step_folder, exists = workspace, False
+    if not step_folder.is_relative_to(workspace.resolve()):
         raise Refused("bad_spec", f"workdir {workdir!r} leads outside of the workspace; name a folder inside")
     if not exists:
         raise Refused("bad_spec", f"workdir {workdir!r} does not exist in the workspace")
-    return folder
+    return step_folder

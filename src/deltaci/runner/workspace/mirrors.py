@@ -90,19 +90,19 @@ class Mirror(BareRepository):
 
     async def resolve(self, names: list[str]) -> tuple[str, str]:
         """Return the first of these refs that the remote has, and its commit. Raise `GitFailed` if it has none."""
-        commits: dict[str, str] = {}
-        patterns = [*names, *(f"{name}^{{}}" for name in names)]
-        args = ["ls-remote", "--", self._remote.url, *patterns]
+        commit_by_ref: dict[str, str] = {}
+        patterns = [*names, *(f"{ref_name}^{{}}" for ref_name in names)]
+        git_arguments = ["ls-remote", "--", self._remote.url, *patterns]
         listing = await self._retry(
-            lambda: self.git.run(args, remote=self._remote, timeout_seconds=self.git.profile.fetch_seconds)
+            lambda: self.git.run(git_arguments, remote=self._remote, timeout_seconds=self.git.profile.fetch_seconds)
         )
         for line in listing.decode("utf-8", "surrogateescape").splitlines():
-            commit, _, name = line.partition("\t")
-            if name.endswith("^{}") or name not in commits:
-                commits[name.removesuffix("^{}")] = commit
-        for name in names:
-            if name in commits:
-                return name, commits[name]
+            commit, _, ref_name = line.partition("\t")
+            if ref_name.endswith("^{}") or ref_name not in commit_by_ref:
+                commit_by_ref[ref_name.removesuffix("^{}")] = commit
+        for ref_name in names:
+            if ref_name in commit_by_ref:
+                return ref_name, commit_by_ref[ref_name]
         raise GitFailed(f"the repository has no {' and no '.join(names)}")
 
     def _depth(self) -> int:
@@ -131,13 +131,16 @@ class Mirror(BareRepository):
         await self._retry(lambda: self.fetch(self._remote, refspecs, *options))
 
     async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of a call of git. Repeat the call after temporary errors of the connection."""
+        """Return the result of a call of git.
+
+        Repeat the call, at most MAX_ATTEMPTS times, after every `GitFailed` that is not known to be permanent.
+        """
         backoff = Backoff(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
-        for attempt in itertools.count(1):
+        for call_number in itertools.count(1):
             try:
                 return await call()
             except GitFailed as error:
-                if attempt == MAX_ATTEMPTS or any(text in str(error) for text in _PERMANENT_ERRORS):
+                if call_number == MAX_ATTEMPTS or any(error_text in str(error) for error_text in _PERMANENT_ERRORS):
                     raise
                 self._log(f"{error}; retrying")
                 await asyncio.sleep(backoff.next(random.random()))
@@ -160,7 +163,7 @@ async def use_mirror(
         async with _open_mirror(folder, remote, log) as mirror:
             return await use(mirror)
     except GitFailed as error:
-        if not any(text in str(error) for text in CORRUPTION_MESSAGES):
+        if not any(error_text in str(error) for error_text in CORRUPTION_MESSAGES):
             raise
         log(f"the mirror is corrupt: {error}; creating a new one")
     await asyncio.to_thread(shutil.rmtree, mirror_path(folder, remote), ignore_errors=True)
@@ -172,16 +175,16 @@ async def use_mirror(
 async def _open_mirror(folder: Path, remote: GitRemote, log: Callable[[str], None]) -> AsyncIterator[Mirror]:
     """Lock the mirror of a repository, create it if it is missing, and yield it. Prune other mirrors afterwards."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = mirror_path(folder, remote)
-    mirror = Mirror(path, remote, log)
-    async with _locked(path.with_suffix(".lock")):
-        if not (path / "HEAD").exists():
-            shutil.rmtree(path, ignore_errors=True)  # Left incomplete by an older version.
+    folder_path = mirror_path(folder, remote)
+    mirror = Mirror(folder_path, remote, log)
+    async with _locked(folder_path.with_suffix(".lock")):
+        if not (folder_path / "HEAD").exists():
+            shutil.rmtree(folder_path, ignore_errors=True)  # Left incomplete by an older version.
             await mirror.create()
         mirror.remove_lock_files()
-        (path / LAST_USED_FILE).touch()
+        (folder_path / LAST_USED_FILE).touch()
         yield mirror
-    await asyncio.to_thread(prune, folder, keep=path)
+    await asyncio.to_thread(prune, folder, current_path=folder_path)
 
 
 @asynccontextmanager
@@ -200,22 +203,27 @@ async def _locked(path: Path) -> AsyncIterator[None]:
         os.close(descriptor)
 
 
-def prune(folder: Path, keep: Path, max_bytes: int = MAX_BYTES, max_age: float = MAX_AGE_SECONDS) -> list[Path]:
-    """Remove mirrors not used for `max_age`, and the oldest if all exceed `max_bytes`; never `keep`. Return them."""
-    mirrors = sorted(((_last_used(path), path) for path in folder.glob("*.git")), reverse=True)
-    total_bytes, removed = 0, []
-    for used_at, path in mirrors:
-        total_bytes += _size(path)
-        if path == keep or (total_bytes <= max_bytes and time.time() - used_at <= max_age):
+def prune(
+    folder: Path, current_path: Path, max_bytes: int = MAX_BYTES, max_age_seconds: float = MAX_AGE_SECONDS
+) -> list[Path]:
+    """Remove mirrors not used for `max_age_seconds`, and the oldest if all exceed `max_bytes`. Return the removed ones.
+
+    `current_path` is never removed.
+    """
+    mirrors = sorted(((_last_used(mirror_path), mirror_path) for mirror_path in folder.glob("*.git")), reverse=True)
+    total_bytes, removed_paths = 0, []
+    for used_at, mirror_path in mirrors:
+        total_bytes += _size(mirror_path)
+        if mirror_path == current_path or (total_bytes <= max_bytes and time.time() - used_at <= max_age_seconds):
             continue
-        with open(path.with_suffix(".lock"), "a") as lock:
+        with open(mirror_path.with_suffix(".lock"), "a") as lock_file:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue  # It is in use.
-            shutil.rmtree(path, ignore_errors=True)
-            removed.append(path)
-    return removed
+            shutil.rmtree(mirror_path, ignore_errors=True)
+            removed_paths.append(mirror_path)
+    return removed_paths
 
 
 def _last_used(path: Path) -> float:
@@ -228,11 +236,11 @@ def _last_used(path: Path) -> float:
 
 def _size(path: Path) -> int:
     """Return the total size of all files in a folder."""
-    total = 0
+    total_bytes = 0
     for folder, _, files in os.walk(path):
         for file in files:
             try:
-                total += os.lstat(os.path.join(folder, file)).st_size
+                total_bytes += os.lstat(os.path.join(folder, file)).st_size
             except OSError:
                 continue
-    return total
+    return total_bytes

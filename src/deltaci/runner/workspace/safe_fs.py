@@ -51,12 +51,15 @@ def _merge(source_fd: int, target_fd: int) -> None:
     """Move all entries from one opened folder to another, and merge folders of the same name."""
     for name in os.listdir(source_fd):
         if stat.S_ISDIR(os.stat(name, dir_fd=source_fd, follow_symlinks=False).st_mode):
-            source_child, target_child = os.open(name, FOLDER_FLAGS, dir_fd=source_fd), open_or_create(target_fd, name)
+            source_child_fd, target_child_fd = (
+                os.open(name, FOLDER_FLAGS, dir_fd=source_fd),
+                open_or_create(target_fd, name),
+            )
             try:
-                _merge(source_child, target_child)
+                _merge(source_child_fd, target_child_fd)
             finally:
-                os.close(source_child)
-                os.close(target_child)
+                os.close(source_child_fd)
+                os.close(target_child_fd)
             continue
         remove_entry(target_fd, name)
         os.rename(name, name, src_dir_fd=source_fd, dst_dir_fd=target_fd)
@@ -90,15 +93,15 @@ def open_or_create(root_fd: int, path: str) -> int:
     Links and files in its way are removed.
     """
     current_fd = os.dup(root_fd)
-    for name in path.split("/"):
-        if name in ("", "."):
+    for folder_name in path.split("/"):
+        if folder_name in ("", "."):
             continue
         try:
-            child_fd = os.open(name, FOLDER_FLAGS, dir_fd=current_fd)
+            child_fd = os.open(folder_name, FOLDER_FLAGS, dir_fd=current_fd)
         except OSError:
-            remove_entry(current_fd, name)
-            os.mkdir(name, 0o755, dir_fd=current_fd)
-            child_fd = os.open(name, FOLDER_FLAGS, dir_fd=current_fd)
+            remove_entry(current_fd, folder_name)
+            os.mkdir(folder_name, 0o755, dir_fd=current_fd)
+            child_fd = os.open(folder_name, FOLDER_FLAGS, dir_fd=current_fd)
         os.close(current_fd)
         current_fd = child_fd
     return current_fd

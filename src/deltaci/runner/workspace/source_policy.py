@@ -45,23 +45,23 @@ def check_url(url: str, protocols: Sequence[str]) -> str:
     if not url.isprintable() or url.startswith("-") or len(url) > 2000:
         raise Refused("bad_spec", "the URL of the repository is not valid")
     scheme = url_scheme(url)
-    redacted = url.rpartition("@")[2] if "@" in url else url
+    redacted_url = url.rpartition("@")[2] if "@" in url else url
     if not scheme or scheme not in protocols:
         raise Refused(
             "bad_spec",
-            f"the repository {redacted[:200]!r} cannot be fetched by this runner; allowed: {', '.join(protocols)}"
+            f"the repository {redacted_url[:200]!r} cannot be fetched by this runner; allowed: {', '.join(protocols)}"
             + (f"; set {PROTOCOLS_VARIABLE}=file for the runner on your own machine" if scheme == "file" else ""),
         )
     if "://" in url:
         try:
-            parts = urlsplit(url)
-            password, host = parts.password, parts.hostname or ""
+            url_parts = urlsplit(url)
+            password, host = url_parts.password, url_parts.hostname or ""
         except ValueError:
-            raise Refused("bad_spec", f"the repository {redacted[:200]!r} has no valid URL") from None
+            raise Refused("bad_spec", f"the repository {redacted_url[:200]!r} has no valid URL") from None
         if password is not None:
-            raise Refused("bad_spec", f"the repository {redacted[:200]!r} has a password in its URL; use a secret")
-        if host.startswith("-") or (parts.username or "").startswith("-") or (scheme != "file" and not host):
-            raise Refused("bad_spec", f"the repository {redacted[:200]!r} has no valid host")
+            raise Refused("bad_spec", f"the repository {redacted_url[:200]!r} has a password in its URL; use a secret")
+        if host.startswith("-") or (url_parts.username or "").startswith("-") or (scheme != "file" and not host):
+            raise Refused("bad_spec", f"the repository {redacted_url[:200]!r} has no valid host")
     return url
 
 

@@ -193,6 +193,6 @@ def test_old_bundles_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         if name != ".e.bundle":
             os.utime(tmp_path / name, (1000 + number, 1000 + number))
 
-    worktrees._prune(tmp_path, keep=tmp_path / "a.bundle")
+    worktrees._prune(tmp_path, current_path=tmp_path / "a.bundle")
 
     assert sorted(path.name for path in tmp_path.iterdir()) == [".e.bundle", "a.bundle", "b.bundle", "c.bundle"]

@@ -73,8 +73,8 @@ async def commit_tree(job: JobContext, tree: Worktree, tip: str, seconds: float)
     relative_folder = f"{layout.relative(layout.temp)}/{FOLDER}"
     folder = layout.root / relative_folder
     try:
-        with open_folder(layout.temp) as temp:
-            remove_entry(temp, FOLDER)
+        with open_folder(layout.temp) as temp_fd:
+            remove_entry(temp_fd, FOLDER)
         write_file(
             layout.root,
             f"{relative_folder}/{MESSAGE_FILE}",
@@ -83,10 +83,10 @@ async def commit_tree(job: JobContext, tree: Worktree, tip: str, seconds: float)
         )
     except OSError as error:
         raise NothingCommitted(f"the job's temporary folder was changed: {error.strerror}; do not change it") from None
-    name, email = parse_author(tree.author)
+    author_name, email = parse_author(tree.author)
     env = {
         **job.expressions.variables(),
-        **{"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": email, "GIT_COMMITTER_NAME": name},
+        **{"GIT_AUTHOR_NAME": author_name, "GIT_AUTHOR_EMAIL": email, "GIT_COMMITTER_NAME": author_name},
         **{"GIT_COMMITTER_EMAIL": email, "GIT_NO_REPLACE_OBJECTS": "1", "GIT_TERMINAL_PROMPT": "0"},
         **{"DELTACI_TREE": str(folder), "DELTACI_TIP": tip},
     }
@@ -99,9 +99,11 @@ async def commit_tree(job: JobContext, tree: Worktree, tip: str, seconds: float)
             raise NothingCommitted(
                 EXIT_MESSAGES.get(step_exit.exit_code or 0, f"the changes cannot be committed: {reason}")
             )
-        committed = await job.transfers.run_in_thread(_read_result, folder)
-        job.log.write_line(f"tree: {committed.head}, {committed.bundle.bytes if committed.bundle else 0} bytes to send")
-    return committed
+        committed_tree = await job.transfers.run_in_thread(_read_result, folder)
+        job.log.write_line(
+            f"tree: {committed_tree.head}, {committed_tree.bundle.bytes if committed_tree.bundle else 0} bytes to send"
+        )
+    return committed_tree
 
 
 def _read_result(folder: Path) -> CommittedTree:
@@ -110,17 +112,17 @@ def _read_result(folder: Path) -> CommittedTree:
     The job may have changed them; the server verifies the commits.
     """
     try:
-        files = {
+        file_by_path = {
             file.path: file
             for file in find_files(folder, [ArtifactRule(path_glob=escape_pattern(HEAD_FILE)), _BUNDLE_RULE])
         }
-        if HEAD_FILE not in files:
+        if HEAD_FILE not in file_by_path:
             raise NothingCommitted("the job did not report its HEAD")
-        with open_file(folder, files[HEAD_FILE]) as file:
+        with open_file(folder, file_by_path[HEAD_FILE]) as file:
             head = file.read(100).decode("ascii", "replace")
     except (Refused, OSError) as error:
         raise NothingCommitted(f"the committed changes cannot be read: {error}") from None
-    bundle = files.get(BUNDLE_FILE)
+    bundle = file_by_path.get(BUNDLE_FILE)
     if not is_commit(head):
         raise NothingCommitted("the HEAD that the job reported is not a commit id")
     if bundle is not None and bundle.bytes > MAX_TREE_BYTES:

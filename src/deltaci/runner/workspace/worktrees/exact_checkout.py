@@ -45,19 +45,20 @@ async def check_out_exactly(
     `is_warm`: the commit is probably what the previous job made in this tree.
     """
     await asyncio.to_thread(_prepare, repository, slot)
-    index = repository.index_path(slot.name)
-    env = {"GIT_DIR": str(repository.path), "GIT_WORK_TREE": str(slot.path), "GIT_INDEX_FILE": str(index)}
+    index_path = repository.index_path(slot.name)
+    env = {"GIT_DIR": str(repository.path), "GIT_WORK_TREE": str(slot.path), "GIT_INDEX_FILE": str(index_path)}
 
     async def run_git(*arguments: str) -> str:
         output = await GIT.run(arguments, folder=slot.path, env=env, max_output_bytes=MAX_OUTPUT_BYTES)
         return output.decode("utf-8", "surrogateescape")
 
-    entries = [
-        entry.partition("\t") for entry in (await run_git("ls-tree", "-r", "-z", "--full-tree", tip)).split("\0")
+    tree_entries = [
+        tree_entry.partition("\t")
+        for tree_entry in (await run_git("ls-tree", "-r", "-z", "--full-tree", tip)).split("\0")
     ]
-    modes = {path: mode[:6] for mode, _, path in entries if path}
-    await asyncio.to_thread(_remove_untracked, slot.path, modes, ATTRIBUTES)
-    if is_warm and index.exists():
+    mode_by_path = {path: mode[:6] for mode, _, path in tree_entries if path}
+    await asyncio.to_thread(_remove_untracked, slot.path, mode_by_path, ATTRIBUTES)
+    if is_warm and index_path.exists():
         await _accept_equal_files(repository, run_git, tip)
     await run_git("read-tree", "--reset", "-u", tip)
     for _ in range(MAX_ROUNDS):
@@ -65,11 +66,13 @@ async def check_out_exactly(
             break
     else:
         raise GitFailed("untracked files remain after repeated removal")
-    if mismatches := await run_git("diff-files", "--name-only"):
+    if differing_paths := await run_git("diff-files", "--name-only"):
         # E.g. a folder was replaced by a link to a copy, which git does not detect.
-        raise GitFailed(f"{mismatches.splitlines()[0]!r} differs from the commit after the checkout")
-    await asyncio.to_thread(_remove_untracked, slot.path, modes, ".git")
-    await asyncio.to_thread(_empty_submodules, slot.path, [path for path, mode in modes.items() if mode == SUBMODULE])
+        raise GitFailed(f"{differing_paths.splitlines()[0]!r} differs from the commit after the checkout")
+    await asyncio.to_thread(_remove_untracked, slot.path, mode_by_path, ".git")
+    await asyncio.to_thread(
+        _empty_submodules, slot.path, [path for path, mode in mode_by_path.items() if mode == SUBMODULE]
+    )
 
 
 async def _accept_equal_files(repository: StreamRepository, run_git: RunGit, tip: str) -> None:
@@ -79,16 +82,16 @@ async def _accept_equal_files(repository: StreamRepository, run_git: RunGit, tip
     """
     if await run_git("diff-index", "--cached", "--name-only", "--diff-filter=A", tip):
         return  # Files must be deleted, and only the old index lists them.
-    attributes = repository.path / "info" / "attributes"
-    attributes.parent.mkdir(exist_ok=True)
+    attributes_path = repository.path / "info" / "attributes"
+    attributes_path.parent.mkdir(exist_ok=True)
     await run_git("read-tree", "--reset", tip)
     if await run_git("ls-files", "--", f":(glob)**/{ATTRIBUTES}"):
         return  # Attributes may make a file differ from its blob.
-    attributes.write_text(_NO_CONVERSION)
+    attributes_path.write_text(_NO_CONVERSION)
     try:
         await run_git("update-index", "-q", "--refresh")
     finally:
-        attributes.unlink()
+        attributes_path.unlink()
 
 
 def _prepare(repository: StreamRepository, slot: WorktreeSlot) -> None:
@@ -139,10 +142,10 @@ def _empty_submodules(tree: Path, paths: Iterable[str]) -> None:
 def create_git_dir(repository: StreamRepository, slot: WorktreeSlot, tree: Worktree, base: str, tip: str) -> None:
     """Create the job's own git directory, with HEAD at the tip, which uses the objects of the runner's repository."""
     branch = check_ref(f"refs/heads/{tree.branch}")
-    name, email = parse_author(tree.author)
+    author_name, email = parse_author(tree.author)
     git_dir = slot.git_dir
-    for folder in ("objects/info", "objects/pack", "refs/tags", "refs/remotes"):
-        (git_dir / folder).mkdir(parents=True)
+    for subfolder in ("objects/info", "objects/pack", "refs/tags", "refs/remotes"):
+        (git_dir / subfolder).mkdir(parents=True)
     (git_dir / "HEAD").write_text(f"ref: {branch}\n")
     _write_ref(git_dir, branch, tip)
     if tree.source.ref.startswith("refs/heads/"):
@@ -150,7 +153,7 @@ def create_git_dir(repository: StreamRepository, slot: WorktreeSlot, tree: Workt
     (git_dir / "objects" / "info" / "alternates").write_text(f"{repository.path / 'objects'}\n")
     (git_dir / "config").write_text(
         "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n\tlogallrefupdates = true\n"
-        f"[user]\n\tname = {_quoted(name)}\n\temail = {_quoted(email)}\n"
+        f"[user]\n\tname = {_quoted(author_name)}\n\temail = {_quoted(email)}\n"
         f'[remote "origin"]\n\turl = {_quoted(tree.source.url)}\n\tfetch = +refs/heads/*:refs/remotes/origin/*\n'
         "[gc]\n\tauto = 0\n[maintenance]\n\tauto = false\n"
     )
@@ -164,18 +167,18 @@ def parse_author(author: str) -> tuple[str, str]:
     """Return the name and the email address of `Name <address>`; the defaults if either is missing."""
     name, _, address_part = author.partition("<")
     email = address_part.partition(">")[0]
-    cleaned = [
+    cleaned_parts = [
         " ".join("".join(character for character in part if character.isprintable() and character not in "<>").split())
         for part in (name, email)
     ]
-    return (cleaned[0], cleaned[1]) if all(cleaned) else (NAME, EMAIL)
+    return (cleaned_parts[0], cleaned_parts[1]) if all(cleaned_parts) else (NAME, EMAIL)
 
 
 def _write_ref(git_dir: Path, name: str, commit: str) -> None:
     """Write a ref that points to this commit."""
-    path = git_dir / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{commit}\n")
+    ref_path = git_dir / name
+    ref_path.parent.mkdir(parents=True, exist_ok=True)
+    ref_path.write_text(f"{commit}\n")
 
 
 def _quoted(text: str) -> str:

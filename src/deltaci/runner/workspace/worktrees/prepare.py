@@ -37,17 +37,17 @@ async def prepare_tree(job: JobContext, pool: WorktreePool, slot: WorktreeSlot, 
     """
     await pool.acquire(slot)
     try:
-        start = await job.transfers.call(RunnerClient.worktree_start)
-        check_commit(start.base)
-        check_commit(start.tip)
-        await _prepare(job, pool, slot, tree, start)
+        worktree_start = await job.transfers.call(RunnerClient.worktree_start)
+        check_commit(worktree_start.base)
+        check_commit(worktree_start.tip)
+        await _prepare(job, pool, slot, tree, worktree_start)
     except Refused as refused:
         code = "BAD_SPEC" if refused.code == "bad_spec" else CODE
         raise StepFailed(f"tree: {refused.message}", code) from refused
     except Unreachable as error:
         raise StepFailed(f"tree: {error}", "RUNNER_STARTUP") from error
-    job.log.write_line(f"tree: {slot.path} at {start.tip} ({tree.branch})")
-    return start
+    job.log.write_line(f"tree: {slot.path} at {worktree_start.tip} ({tree.branch})")
+    return worktree_start
 
 
 async def _prepare(
@@ -102,20 +102,20 @@ async def _fetch_tip(job: JobContext, repository: StreamRepository, source: Sour
     """Fetch the bundle with the commits that only the server has, and import it."""
     if start.bundle_bytes > MAX_TREE_BYTES:
         raise StepFailed(f"tree: the server's bundle has {start.bundle_bytes} bytes, at most {MAX_TREE_BYTES}", CODE)
-    descriptor, path = tempfile.mkstemp(dir=repository.path.parent, prefix=".bundle-")
+    descriptor, bundle_path = tempfile.mkstemp(dir=repository.path.parent, prefix=".bundle-")
     try:
         with os.fdopen(descriptor, "w+b") as file:
             await job.transfers.download("tree-bundle", file, MAX_TREE_BYTES, PATIENCE_SECONDS)
         try:
-            await repository.import_bundle(Path(path), start.tip)
+            await repository.import_bundle(Path(bundle_path), start.tip)
         except GitFailed as error:
             if MISSING_COMMITS not in str(error):
                 raise
             # E.g. it merges branches that start at older commits of the base: fetch its whole history.
             await _fetch_base(job, repository, source, start.base, 0)
-            await repository.import_bundle(Path(path), start.tip)
+            await repository.import_bundle(Path(bundle_path), start.tip)
     finally:
-        Path(path).unlink(missing_ok=True)
+        Path(bundle_path).unlink(missing_ok=True)
 
 
 def _drop_tree(pool: WorktreePool, slot: WorktreeSlot) -> None:

@@ -68,19 +68,19 @@ class StreamRepository:
 
     def _hard_link_objects(self, mirror_folder: Path) -> None:
         """Hard-link all objects of a mirror. The index of a pack is linked last, because git then uses the pack."""
-        objects = self.path / "objects"
-        for folder in (mirror_folder / "objects").iterdir():
-            if len(folder.name) != 2 and folder.name != _PACK:
+        objects_folder = self.path / "objects"
+        for object_folder in (mirror_folder / "objects").iterdir():
+            if len(object_folder.name) != 2 and object_folder.name != _PACK:
                 continue
-            target = objects / folder.name
-            target.mkdir(exist_ok=True)
-            existing = set(os.listdir(target))
-            for file in sorted(folder.iterdir(), key=lambda file: (file.suffix == ".idx", file.name)):
-                if file.name not in existing and not file.name.startswith("tmp_"):
-                    _hard_link(file, target / file.name)
-        shallow = mirror_folder / "shallow"
-        if shallow.exists():
-            shutil.copyfile(shallow, self.path / "shallow")
+            target_folder = objects_folder / object_folder.name
+            target_folder.mkdir(exist_ok=True)
+            existing_names = set(os.listdir(target_folder))
+            for file in sorted(object_folder.iterdir(), key=lambda file: (file.suffix == ".idx", file.name)):
+                if file.name not in existing_names and not file.name.startswith("tmp_"):
+                    _hard_link(file, target_folder / file.name)
+        shallow_file = mirror_folder / "shallow"
+        if shallow_file.exists():
+            shutil.copyfile(shallow_file, self.path / "shallow")
         else:
             (self.path / "shallow").unlink(missing_ok=True)
 
@@ -102,12 +102,12 @@ def _hard_link(path: Path, target: Path) -> None:
     except FileExistsError:
         return
     except OSError:  # Another file system, or one without hard links.
-        temporary = target.with_name(f"tmp_{secrets.token_hex(8)}")
+        temporary_path = target.with_name(f"tmp_{secrets.token_hex(8)}")
         try:
-            shutil.copyfile(path, temporary)
-            os.replace(temporary, target)
+            shutil.copyfile(path, temporary_path)
+            os.replace(temporary_path, target)
         finally:
-            temporary.unlink(missing_ok=True)
+            temporary_path.unlink(missing_ok=True)
 
 
 def _remove_path(path: Path) -> None:

@@ -118,19 +118,19 @@ class WorktreePool:
         `acquire` waits for them. Any other job gets the first free test tree, which may still have the files of an
         earlier job.
         """
-        stream = self.folder / folder_name(tree.stream)
-        record = StreamRecord(tree.stream, bool(tree.commit))
+        stream_folder = self.folder / folder_name(tree.stream)
+        stream_record = StreamRecord(tree.stream, bool(tree.commit))
         self.has_been_used = True
         self._wake.set()
         if tree.is_committed:
             slot = WorktreeSlot(
-                stream, f"own-{folder_name(tree.private_name)}" if tree.private_name else "tree", record
+                stream_folder, f"own-{folder_name(tree.private_name)}" if tree.private_name else "tree", stream_record
             )
         else:
             test_number = 1
-            while (stream / f"test-{test_number}") in self._reservations:
+            while (stream_folder / f"test-{test_number}") in self._reservations:
                 test_number += 1
-            slot = WorktreeSlot(stream, f"test-{test_number}", record)
+            slot = WorktreeSlot(stream_folder, f"test-{test_number}", stream_record)
         self._reservations[slot.path] = self._reservations.get(slot.path, 0) + 1
         return slot
 
@@ -173,9 +173,9 @@ class WorktreePool:
 
     def unreserve(self, slot: WorktreeSlot) -> None:
         """Remove one reservation of the slot. The slot must not be locked any more."""
-        count = self._reservations.pop(slot.path, 1) - 1
-        if count:
-            self._reservations[slot.path] = count
+        reservation_count = self._reservations.pop(slot.path, 1) - 1
+        if reservation_count:
+            self._reservations[slot.path] = reservation_count
         else:
             self._locks.pop(slot.path, None)
 
@@ -189,9 +189,9 @@ class WorktreePool:
             for name in os.listdir(slot.stream):
                 if name.startswith("."):  # Left incomplete by a runner that was killed.
                     remove_tree(slot.stream, name)
-        temporary = slot.stream / f".{RECORD_FILE}-{secrets.token_hex(4)}"
-        temporary.write_bytes(msgspec.json.encode(slot.record))
-        os.replace(temporary, slot.stream / RECORD_FILE)
+        temporary_path = slot.stream / f".{RECORD_FILE}-{secrets.token_hex(4)}"
+        temporary_path.write_bytes(msgspec.json.encode(slot.record))
+        os.replace(temporary_path, slot.stream / RECORD_FILE)
         os.utime(slot.stream)
 
     def _mark_used(self, slot: WorktreeSlot, is_empty: bool) -> None:
@@ -202,7 +202,7 @@ class WorktreePool:
             self.move_to_trash(slot.git_dir)
 
     def _create_streams_folder(self) -> None:
-        """Create the folder of all streams. Raise `CellFailed` if that is impossible."""
+        """Create the folder that contains the folders of all streams. Raise `CellFailed` if that is impossible."""
         try:
             _create_folder(self.folder)
         except OSError as error:
@@ -218,13 +218,13 @@ class WorktreePool:
     async def remove_unneeded(self, query_finished: FinishedQuery) -> list[str]:
         """Remove streams that have ended or were not used for long, and empty the trash. Return the removed folders."""
         streams = await asyncio.to_thread(self._list_streams)
-        runs = [record.id for path, record in streams if record is not None and not record.is_merge_queue]
-        finished: set[str] = set()
-        for start in range(0, len(runs), MAX_STREAMS):
-            finished.update(await query_finished(runs[start : start + MAX_STREAMS]))
-        removed: list[str] = []
+        workstream_ids = [record.id for path, record in streams if record is not None and not record.is_merge_queue]
+        finished_ids: set[str] = set()
+        for batch_start in range(0, len(workstream_ids), MAX_STREAMS):
+            finished_ids.update(await query_finished(workstream_ids[batch_start : batch_start + MAX_STREAMS]))
+        removed_folders: list[str] = []
         for path, record in streams:
-            is_finished = record is not None and record.id in finished and not record.is_merge_queue
+            is_finished = record is not None and record.id in finished_ids and not record.is_merge_queue
             if (is_finished or self._is_unused(path, record)) and not any(
                 path in reserved.parents for reserved in self._reservations
             ):
@@ -232,9 +232,9 @@ class WorktreePool:
                 with suppress(OSError):
                     self.move_to_trash(path)
                     self._repository_locks.pop(path, None)
-                    removed.append(path.name)
+                    removed_folders.append(path.name)
         await asyncio.to_thread(self._empty_trash)
-        return removed
+        return removed_folders
 
     async def run_cleanup(self, query_finished: FinishedQuery) -> None:
         """Remove unneeded worktrees periodically, and soon after a job begins or ends, until cancelled."""
@@ -242,8 +242,8 @@ class WorktreePool:
             if self.has_been_used:
                 self._wake.clear()
                 try:
-                    for name in await self.remove_unneeded(query_finished):
-                        LOGGER.info("removed the worktrees of stream %s", name)
+                    for folder_name in await self.remove_unneeded(query_finished):
+                        LOGGER.info("removed the worktrees of stream %s", folder_name)
                 except (Unreachable, Refused, OSError) as error:
                     LOGGER.warning("cannot remove unneeded worktrees: %s; retrying", error)
                 await asyncio.sleep(MIN_CLEANUP_SECONDS)
@@ -310,9 +310,9 @@ def remove_tree(folder: Path, name: str) -> bool:
         remove_entry(folder_fd, name)
     path = folder / name
     if os.path.lexists(path):  # Too deep for Python's recursion, or folders without permissions: use tools.
-        rm = shutil.which("rm")
-        if rm is not None:
-            for command in (["chmod", "-R", "u+rwx", "--", str(path)], [rm, "-rf", "--", str(path)]):
+        rm_path = shutil.which("rm")
+        if rm_path is not None:
+            for command in (["chmod", "-R", "u+rwx", "--", str(path)], [rm_path, "-rf", "--", str(path)]):
                 with suppress(OSError, subprocess.SubprocessError):
                     subprocess.run(command, check=False, capture_output=True, timeout=REMOVE_TIMEOUT_SECONDS)
     return not os.path.lexists(path)
