@@ -112,7 +112,7 @@ class _Program:
         with self._lock:
             if self._is_killed:
                 raise ProcessTimeoutError
-            self._process = process = subprocess.Popen(
+            self._process = program = subprocess.Popen(
                 self._argv,
                 stdin=stdin,
                 stdout=subprocess.PIPE,
@@ -122,21 +122,21 @@ class _Program:
                 start_new_session=True,
             )
         try:
-            is_truncated = self._communicate(process, deadline)
+            is_truncated = self._communicate(program, deadline)
             if is_truncated:
                 self.kill()
-            process.wait(KILL_SECONDS if is_truncated else max(0.0, deadline - time.monotonic()))
+            program.wait(KILL_SECONDS if is_truncated else max(0.0, deadline - time.monotonic()))
         except (ProcessTimeoutError, subprocess.TimeoutExpired):
             self.kill()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(KILL_SECONDS)
+                program.wait(KILL_SECONDS)
             raise ProcessTimeoutError from None
         finally:
-            for pipe in (process.stdin, process.stdout, process.stderr):
+            for pipe in (program.stdin, program.stdout, program.stderr):
                 if pipe is not None:
                     with suppress(BrokenPipeError):
                         pipe.close()
-        return ProcessResult(process.returncode, bytes(self._stdout), bytes(self._stderr), is_truncated)
+        return ProcessResult(program.returncode, bytes(self._stdout), bytes(self._stderr), is_truncated)
 
     def _communicate(self, process: subprocess.Popen[bytes], deadline: float) -> bool:
         """Write the input and read the output to its end.

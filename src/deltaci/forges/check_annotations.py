@@ -26,7 +26,7 @@ _COMMAND: Final = re.compile(r"^::(error|warning|notice)(?: ([^:]*(?::(?!:)[^:]*
 # `src/a.c:3:5: error: it is wrong`, `src/a.ts(3,5): error TS2304: …`; a test's `tests/test_a.py:12: AssertionError`
 _COMPILER: Final = re.compile(r"^([^\s:()][^:()]*):(\d{1,8})(?::(\d{1,8}))?: (?:fatal )?(error|warning)\b:?\s*(.*)$")
 _PARENTHESES: Final = re.compile(r"^([^\s:()][^:()]*)\((\d{1,8})(?:,(\d{1,8}))?\): (error|warning)\b:?\s*(.*)$")
-_FILE_AND_LINE: Final = re.compile(r"(?<![\w./-])([\w.-][\w./-]*\.\w{1,10}):(\d{1,8})\b")
+_FILE_POSITION: Final = re.compile(r"(?<![\w./-])([\w.-][\w./-]*\.\w{1,10}):(\d{1,8})\b")
 _ESCAPES: Final = (("%0D", "\r"), ("%0A", "\n"), ("%3A", ":"), ("%2C", ","), ("%25", "%"))
 
 
@@ -43,11 +43,18 @@ def from_test_failures(failures: Iterable[Any]) -> Iterator[Annotation]:
     for failure in failures:
         if not isinstance(failure, dict):
             continue
-        name, message = str(failure.get("name", "")), str(failure.get("message", ""))
-        match = _FILE_AND_LINE.search(message) or _FILE_AND_LINE.search(name)
-        if match is not None and (path := _repository_path(match[1])) and (line := _number(match[2])):
+        test_name, message = str(failure.get("name", "")), str(failure.get("message", ""))
+        position_match = _FILE_POSITION.search(message) or _FILE_POSITION.search(test_name)
+        if (
+            position_match is not None
+            and (path := _repository_path(position_match[1]))
+            and (line := _number(position_match[2]))
+        ):
             yield Annotation(
-                path=path, line=line, message=plain_line(message or name, MAX_MESSAGE), title=plain_line(name, 200)
+                path=path,
+                line=line,
+                message=plain_line(message or test_name, MAX_MESSAGE),
+                title=plain_line(test_name, 200),
             )
 
 
@@ -56,33 +63,43 @@ def most_severe(annotations: Iterable[Annotation], limit: int = MAX_ANNOTATIONS)
 
     Stops reading after 20 × `limit` different annotations.
     """
-    unique: dict[tuple[str, int, str], Annotation] = {}
+    annotation_by_position: dict[tuple[str, int, str], Annotation] = {}
     for annotation in annotations:
-        unique.setdefault((annotation.path, annotation.line, annotation.message), annotation)
-        if len(unique) >= 20 * limit:
+        annotation_by_position.setdefault((annotation.path, annotation.line, annotation.message), annotation)
+        if len(annotation_by_position) >= 20 * limit:
             break
     levels = ("failure", "warning", "notice")
-    return tuple(sorted(unique.values(), key=lambda annotation: levels.index(annotation.level))[:limit])
+    return tuple(sorted(annotation_by_position.values(), key=lambda annotation: levels.index(annotation.level))[:limit])
 
 
 def _parse_line(line: str) -> Annotation | None:
     if line.startswith("::"):
         return _parse_command(line)
-    match = _COMPILER.match(line) or _PARENTHESES.match(line)
-    if match is None:
+    message_match = _COMPILER.match(line) or _PARENTHESES.match(line)
+    if message_match is None:
         return None
-    path, number = _repository_path(match[1]), _number(match[2])
-    if not path or not number:
+    path, line_number = _repository_path(message_match[1]), _number(message_match[2])
+    if not path or not line_number:
         return None
-    message = plain_line(match[5] or line, MAX_MESSAGE)
-    return Annotation(path=path, line=number, column=_number(match[3] or ""), message=message, level=_LEVELS[match[4]])
+    message = plain_line(message_match[5] or line, MAX_MESSAGE)
+    return Annotation(
+        path=path,
+        line=line_number,
+        column=_number(message_match[3] or ""),
+        message=message,
+        level=_LEVELS[message_match[4]],
+    )
 
 
 def _parse_command(line: str) -> Annotation | None:
-    match = _COMMAND.match(line)
-    if match is None:
+    command_match = _COMMAND.match(line)
+    if command_match is None:
         return None
-    properties = dict(part.strip().split("=", 1) for part in (match[2] or "").split(",") if "=" in part)
+    properties = dict(
+        parameter_text.strip().split("=", 1)
+        for parameter_text in (command_match[2] or "").split(",")
+        if "=" in parameter_text
+    )
     path = _repository_path(_unescape(properties.get("file", "")))
     if not path:
         return None
@@ -90,23 +107,23 @@ def _parse_command(line: str) -> Annotation | None:
         path=path,
         line=_number(properties.get("line", "1")) or 1,
         column=_number(properties.get("col", "")),
-        message=plain_line(_unescape(match[3]), MAX_MESSAGE) or "no message",
+        message=plain_line(_unescape(command_match[3]), MAX_MESSAGE) or "no message",
         title=plain_line(_unescape(properties.get("title", "")), 200),
-        level=_LEVELS[match[1]],
+        level=_LEVELS[command_match[1]],
     )
 
 
 def _unescape(text: str) -> str:
-    for escape, char in _ESCAPES:
-        text = text.replace(escape, char)
+    for escape, character in _ESCAPES:
+        text = text.replace(escape, character)
     return text
 
 
 def _repository_path(text: str) -> str:
     """Return the text as a path inside the repository, or an empty string if it is not one."""
     path = text.strip().replace("\\", "/").removeprefix("./")
-    parts = path.split("/")
-    is_outside = path.startswith("/") or "://" in path or ".." in parts or "" in parts
+    path_parts = path.split("/")
+    is_outside = path.startswith("/") or "://" in path or ".." in path_parts or "" in path_parts
     if is_outside or len(path) > MAX_PATH or not any(map(str.isalpha, path)):
         return ""
     return path

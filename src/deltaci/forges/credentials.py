@@ -84,48 +84,48 @@ class CachedForgeProjects:
 
     async def find(self, tenant: str, project: str) -> ForgeProject | None:
         """Return the project with the values of its secrets, or None if it does not exist."""
-        stored = await self._find_project(tenant, project)
-        if stored is None:
+        stored_project = await self._find_project(tenant, project)
+        if stored_project is None:
             return None
-        expires_at, cached_stored, cached = self._cache.get((tenant, project), (0.0, None, None))
+        expires_at, cached_stored_project, cached_project = self._cache.get((tenant, project), (0.0, None, None))
         now = self._clock()
-        if cached is not None and cached_stored == stored and now < expires_at:
-            return cached
-        loaded_project = await asyncio.to_thread(self._load_project, tenant, stored)
+        if cached_project is not None and cached_stored_project == stored_project and now < expires_at:
+            return cached_project
+        loaded_project = await asyncio.to_thread(self._load_project, tenant, stored_project)
         if len(self._cache) >= MAX_CACHED:
             self._cache.clear()
-        self._cache[tenant, project] = (now + CACHE_SECONDS, stored, loaded_project)
+        self._cache[tenant, project] = (now + CACHE_SECONDS, stored_project, loaded_project)
         return loaded_project
 
-    def _load_project(self, tenant: str, stored: StoredProject) -> ForgeProject:
-        webhook_secret, _ = self._secret_or_problem(tenant, stored, stored.webhook_secret)
-        api_token, problem = self._secret_or_problem(tenant, stored, stored.api_token)
+    def _load_project(self, tenant: str, stored_project: StoredProject) -> ForgeProject:
+        webhook_secret, _ = self._secret_or_problem(tenant, stored_project, stored_project.webhook_secret)
+        api_token, problem = self._secret_or_problem(tenant, stored_project, stored_project.api_token)
         app_id, installation_id, api_token = (
             app_match.groups() if (app_match := _APP.fullmatch(api_token)) else ("", "", api_token)
         )
-        fields = {
+        project_fields = {
             "tenant": tenant,
-            "name": stored.name,
-            "forge": stored.forge,
-            "repository": getattr(stored, "repository", "") or repository_path(stored.url),
+            "name": stored_project.name,
+            "forge": stored_project.forge,
+            "repository": getattr(stored_project, "repository", "") or repository_path(stored_project.url),
             "webhook_secret": webhook_secret,
-            "api_url": stored.api_url or default_api_url(stored.forge, stored.url),
+            "api_url": stored_project.api_url or default_api_url(stored_project.forge, stored_project.url),
             "api_token": api_token,
             "problem": problem,
-            "reports": stored.reports,
+            "reports": stored_project.reports,
             "app_id": app_id,
             "installation_id": installation_id,
         }
-        return msgspec.convert(fields, ForgeProject)
+        return msgspec.convert(project_fields, ForgeProject)
 
-    def _secret_or_problem(self, tenant: str, stored: StoredProject, name: str) -> tuple[str, str]:
+    def _secret_or_problem(self, tenant: str, stored_project: StoredProject, secret_name: str) -> tuple[str, str]:
         """Return a secret's value without surrounding white space and "", or "" and why it cannot be used."""
-        if not name:
+        if not secret_name:
             return "", ""
         try:
-            return self._read_secret(tenant, stored.name, name).strip(), ""
+            return self._read_secret(tenant, stored_project.name, secret_name).strip(), ""
         except Refused as refused:
-            LOGGER.warning("project %s: %s", stored.name, refused.message)
+            LOGGER.warning("project %s: %s", stored_project.name, refused.message)
             return "", refused.message
         except BlobStoreUnavailable:
             raise
@@ -141,12 +141,12 @@ def _scheme_host_path(url: str) -> tuple[str, str, str]:
     if (scp_url := _SCP_URL.fullmatch(url)) is not None and "://" not in url:
         return "ssh", scp_url[1], scp_url[2]
     try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
+        url_parts = urlsplit(url)
+        host, port = url_parts.hostname or "", url_parts.port
     except ValueError:
         return "", "", ""
-    is_web = parts.scheme in ("http", "https")
-    return parts.scheme, f"{host}:{port}" if port and is_web else host, parts.path
+    is_web = url_parts.scheme in ("http", "https")
+    return url_parts.scheme, f"{host}:{port}" if port and is_web else host, url_parts.path
 
 
 def repository_path(url: str) -> str:

@@ -32,15 +32,17 @@ async def find(store: Store, kind: str, tenant: str, name: str) -> Document | No
 
 async def delete_expired(store: Store) -> int:
     """Delete all expired documents and return their number. Safe to run on several servers at once."""
-    deleted, now = 0, await store.now()
-    for kind, retention in RETENTION.items():
-        after = ""
-        while page := await store.list_documents(kind, ALL_TENANTS, after=after, limit=PAGE_SIZE):
-            after = page[-1].name
+    deleted_count, now = 0, await store.now()
+    for document_kind, retention in RETENTION.items():
+        last_name = ""
+        while page := await store.list_documents(document_kind, ALL_TENANTS, after=last_name, limit=PAGE_SIZE):
+            last_name = page[-1].name
             for document in page:
                 if document.at < now - retention:
-                    deleted += await store.delete_document(kind, ALL_TENANTS, document.name, document.version)
-    return deleted
+                    deleted_count += await store.delete_document(
+                        document_kind, ALL_TENANTS, document.name, document.version
+                    )
+    return deleted_count
 
 
 def _full_name(tenant: str, name: str) -> str:

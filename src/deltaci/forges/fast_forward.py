@@ -115,10 +115,10 @@ def decode_response(body: bytes, type: type[T]) -> T:
         raise FastForwardError(f"its answer is not as expected: {error}", is_transient=True) from None
 
 
-async def delete_branch(api: RepositoryApi, path: str, missing_status: int = 404) -> None:
-    """Delete a branch. `missing_status` is how the forge answers if the branch does not exist, which is no error."""
+async def delete_branch(api: RepositoryApi, path: str, missing_branch_status: int = 404) -> None:
+    """Delete a branch. `missing_branch_status` is the status of a response that says that there is no such branch."""
     response, _ = await api.request("DELETE", path)
-    if not is_success(response) and response.status != missing_status:
+    if not is_success(response) and response.status != missing_branch_status:
         raise unexpected_response(response)
 
 
@@ -140,13 +140,13 @@ class GitHubFastForwarder:
         return True
 
     async def move(self, api: RepositoryApi, move: BranchMove) -> None:
-        path = f"/git/refs/heads/{quote(move.branch)}"
-        response, _ = await api.request("PATCH", path, {"sha": move.commit, "force": False})
+        ref_path = f"/git/refs/heads/{quote(move.branch)}"
+        response, _ = await api.request("PATCH", ref_path, {"sha": move.commit, "force": False})
         if not is_success(response):
             raise unexpected_response(response)
 
     async def clean_up(self, api: RepositoryApi, move: BranchMove) -> None:
-        await delete_branch(api, f"/git/refs/heads/{quote(move.source_branch)}", missing_status=422)
+        await delete_branch(api, f"/git/refs/heads/{quote(move.source_branch)}", missing_branch_status=422)
 
 
 # -- Gitea and Forgejo
@@ -169,10 +169,10 @@ class GiteaFastForwarder:
 
     async def move(self, api: RepositoryApi, move: BranchMove) -> None:
         """Open the pull request unless it exists, and merge it as soon as the forge has checked it."""
-        number = await self._open_pull_request(api, move)
+        pull_number = await self._open_pull_request(api, move)
         for _ in range(MAX_POLLS):
-            body = {"Do": "fast-forward-only", "head_commit_id": move.commit}
-            response, _body = await api.request("POST", f"/pulls/{number}/merge", body)
+            merge_fields = {"Do": "fast-forward-only", "head_commit_id": move.commit}
+            response, _body = await api.request("POST", f"/pulls/{pull_number}/merge", merge_fields)
             if is_success(response):
                 return
             if response.status != 405 or "try again later" not in response.text.lower():
@@ -181,24 +181,24 @@ class GiteaFastForwarder:
         raise FastForwardError("it is still checking the pull request", is_transient=True)
 
     async def _open_pull_request(self, api: RepositoryApi, move: BranchMove) -> int:
-        fields = {"base": move.branch, "head": move.source_branch, "title": TITLE, "body": DESCRIPTION}
-        response, body = await api.request("POST", "/pulls", fields)
+        pull_fields = {"base": move.branch, "head": move.source_branch, "title": TITLE, "body": DESCRIPTION}
+        response, body = await api.request("POST", "/pulls", pull_fields)
         if is_success(response):
             return decode_response(body, _PullRequestResponse).number
-        number = await self._find_pull_request(api, move) if response.status == 409 else None
-        if number is None:
+        pull_number = await self._find_pull_request(api, move) if response.status == 409 else None
+        if pull_number is None:
             raise unexpected_response(response)
-        return number
+        return pull_number
 
     async def _find_pull_request(self, api: RepositoryApi, move: BranchMove) -> int | None:
-        path = f"/pulls/{quote(move.branch, safe='')}/{quote(move.source_branch, safe='')}"
-        response, body = await api.request("GET", path)
+        pull_path = f"/pulls/{quote(move.branch, safe='')}/{quote(move.source_branch, safe='')}"
+        response, body = await api.request("GET", pull_path)
         return decode_response(body, _PullRequestResponse).number if is_success(response) else None
 
     async def clean_up(self, api: RepositoryApi, move: BranchMove) -> None:
-        number = await self._find_pull_request(api, move)
-        if number is not None:
-            await api.request("PATCH", f"/pulls/{number}", {"state": "closed"})
+        pull_number = await self._find_pull_request(api, move)
+        if pull_number is not None:
+            await api.request("PATCH", f"/pulls/{pull_number}", {"state": "closed"})
         await delete_branch(api, f"/branches/{quote(move.source_branch, safe='')}")
 
 
@@ -238,29 +238,29 @@ class GitLabFastForwarder:
 
     async def move(self, api: RepositoryApi, move: BranchMove) -> None:
         """Open the merge request unless it exists, wait until the forge has checked it, and accept it."""
-        iid = await self._open_merge_request(api, move)
+        merge_request_iid = await self._open_merge_request(api, move)
         for _ in range(MAX_POLLS):
-            response, body = await api.request("GET", f"/merge_requests/{iid}")
+            response, body = await api.request("GET", f"/merge_requests/{merge_request_iid}")
             if not is_success(response):
                 raise unexpected_response(response)
-            status = decode_response(body, _MergeRequestResponse).detailed_merge_status
-            if status not in _CHECKING_STATUSES:
+            merge_status = decode_response(body, _MergeRequestResponse).detailed_merge_status
+            if merge_status not in _CHECKING_STATUSES:
                 break
             await api.pause()
         else:
-            raise FastForwardError(f"it is still checking the merge request: {status}", is_transient=True)
-        fields = {"sha": move.commit, "squash": False, "should_remove_source_branch": True}
-        response, _ = await api.request("PUT", f"/merge_requests/{iid}/merge", fields)
+            raise FastForwardError(f"it is still checking the merge request: {merge_status}", is_transient=True)
+        merge_fields = {"sha": move.commit, "squash": False, "should_remove_source_branch": True}
+        response, _ = await api.request("PUT", f"/merge_requests/{merge_request_iid}/merge", merge_fields)
         if not is_success(response):
-            reason = f" ({status})" if status not in ("", "mergeable") else ""
+            status_text = f" ({merge_status})" if merge_status not in ("", "mergeable") else ""
             error = unexpected_response(response)
-            raise FastForwardError(f"{error}{reason}", is_transient=error.is_transient)
+            raise FastForwardError(f"{error}{status_text}", is_transient=error.is_transient)
 
     async def _open_merge_request(self, api: RepositoryApi, move: BranchMove) -> int:
-        iid = await self._find_merge_request(api, move)
-        if iid is not None:
-            return iid
-        fields = {
+        merge_request_iid = await self._find_merge_request(api, move)
+        if merge_request_iid is not None:
+            return merge_request_iid
+        merge_request_fields = {
             "source_branch": move.source_branch,
             "target_branch": move.branch,
             "title": TITLE,
@@ -268,27 +268,27 @@ class GitLabFastForwarder:
             "remove_source_branch": True,
             "squash": False,
         }
-        response, body = await api.request("POST", "/merge_requests", fields)
+        response, body = await api.request("POST", "/merge_requests", merge_request_fields)
         if is_success(response):
             return decode_response(body, _MergeRequestResponse).iid
-        iid = await self._find_merge_request(api, move) if response.status == 409 else None
-        if iid is None:
+        merge_request_iid = await self._find_merge_request(api, move) if response.status == 409 else None
+        if merge_request_iid is None:
             raise unexpected_response(response)
-        return iid
+        return merge_request_iid
 
     async def _find_merge_request(self, api: RepositoryApi, move: BranchMove) -> int | None:
-        source, target = quote(move.source_branch, safe=""), quote(move.branch, safe="")
-        path = f"/merge_requests?state=opened&source_branch={source}&target_branch={target}"
-        response, body = await api.request("GET", path)
+        quoted_source, quoted_target = quote(move.source_branch, safe=""), quote(move.branch, safe="")
+        list_path = f"/merge_requests?state=opened&source_branch={quoted_source}&target_branch={quoted_target}"
+        response, body = await api.request("GET", list_path)
         if not is_success(response):
             raise unexpected_response(response)
         merge_requests = decode_response(body, list[_MergeRequestResponse])
         return merge_requests[0].iid if merge_requests else None
 
     async def clean_up(self, api: RepositoryApi, move: BranchMove) -> None:
-        iid = await self._find_merge_request(api, move)
-        if iid is not None:
-            await api.request("PUT", f"/merge_requests/{iid}", {"state_event": "close"})
+        merge_request_iid = await self._find_merge_request(api, move)
+        if merge_request_iid is not None:
+            await api.request("PUT", f"/merge_requests/{merge_request_iid}", {"state_event": "close"})
         await delete_branch(api, f"/repository/branches/{quote(move.source_branch, safe='')}")
 
 

@@ -59,8 +59,8 @@ class PlainGit:
     def has_valid_signature(self, delivery: Delivery, secret: str) -> bool:
         """Return whether timestamp and body are signed with the secret and the timestamp is recent."""
         timestamp = delivery.header(b"x-deltaci-timestamp")
-        expected = signature(secret, timestamp, delivery.body)
-        is_valid = signatures_equal(delivery.header(b"x-deltaci-signature-256"), expected)
+        expected_signature = signature(secret, timestamp, delivery.body)
+        is_valid = signatures_equal(delivery.header(b"x-deltaci-signature-256"), expected_signature)
         return is_valid and is_recent(timestamp, delivery.now)
 
     def delivery_id(self, delivery: Delivery) -> str:

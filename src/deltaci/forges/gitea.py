@@ -28,11 +28,11 @@ class Gitea:
 
     def has_valid_signature(self, delivery: Delivery, secret: str) -> bool:
         """Return whether the first signature header that is present is valid. The other headers are ignored."""
-        expected = hmac_hex(secret, delivery.body)
-        for name in _SIGNATURE_HEADERS:
-            if received := delivery.header(name):
-                return signatures_equal(received, expected)
-        return signatures_equal(delivery.header(b"x-hub-signature-256"), f"sha256={expected}")
+        expected_digest = hmac_hex(secret, delivery.body)
+        for header_name in _SIGNATURE_HEADERS:
+            if received_digest := delivery.header(header_name):
+                return signatures_equal(received_digest, expected_digest)
+        return signatures_equal(delivery.header(b"x-hub-signature-256"), f"sha256={expected_digest}")
 
     def delivery_id(self, delivery: Delivery) -> str:
         """Return the forge's id of the delivery, or an empty string."""
@@ -54,8 +54,8 @@ class Gitea:
 
     def build_request(self, project: ForgeProject, report: StatusReport, _check_id: str) -> ForgeRequest:
         """Build the request that sets a commit status."""
-        owner, _, name = project.repository.partition("/")
-        repository = f"{quote(owner, safe='')}/{quote(name, safe='')}"
+        owner, _, repository_name = project.repository.partition("/")
+        repository = f"{quote(owner, safe='')}/{quote(repository_name, safe='')}"
         url = f"{project.api_root()}/repos/{repository}/statuses/{report.commit}"
         headers = {"Authorization": f"token {project.api_token}"}
         return ForgeRequest("POST", url, headers, status_body(report, _STATES))

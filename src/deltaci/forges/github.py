@@ -167,8 +167,8 @@ class GitHub:
 
     def has_valid_signature(self, delivery: Delivery, secret: str) -> bool:
         """Return whether `X-Hub-Signature-256` is valid. It covers neither the event's name nor the delivery's id."""
-        expected = f"sha256={hmac_hex(secret, delivery.body)}"
-        return signatures_equal(delivery.header(b"x-hub-signature-256"), expected)
+        expected_signature = f"sha256={hmac_hex(secret, delivery.body)}"
+        return signatures_equal(delivery.header(b"x-hub-signature-256"), expected_signature)
 
     def delivery_id(self, delivery: Delivery) -> str:
         """Return the id of the delivery, which a redelivery keeps."""
@@ -191,8 +191,8 @@ class GitHub:
 
         Only a GitHub App may create a check run.
         """
-        owner, _, name = project.repository.partition("/")
-        repository_url = f"{project.api_root(API)}/repos/{quote(owner, safe='')}/{quote(name, safe='')}"
+        owner, _, repository_name = project.repository.partition("/")
+        repository_url = f"{project.api_root(API)}/repos/{quote(owner, safe='')}/{quote(repository_name, safe='')}"
         headers = {
             "Authorization": f"Bearer {project.api_token}",
             "Accept": "application/vnd.github+json",

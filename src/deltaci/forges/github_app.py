@@ -49,14 +49,14 @@ class AppTokens:
         """
         if not project.app_id:
             return project
-        key = (project.tenant, project.api_url, project.app_id, project.installation_id)
-        token, expires_at = self._cache.get(key, ("", 0.0))
+        cache_key = (project.tenant, project.api_url, project.app_id, project.installation_id)
+        token, expires_at = self._cache.get(cache_key, ("", 0.0))
         now = self._clock()
         if expires_at <= now:
             token = await self._request_token(project, now)
             if len(self._cache) >= MAX_CACHED:
                 self._cache.clear()
-            self._cache[key] = (token, now + CACHE_SECONDS)
+            self._cache[cache_key] = (token, now + CACHE_SECONDS)
         return replace(project, api_token=token)
 
     def forget(self, project: ForgeProject) -> None:
@@ -68,8 +68,8 @@ class AppTokens:
             "Authorization": f"Bearer {app_jwt(project.app_id, project.api_token, now)}",
             "Accept": "application/vnd.github+json",
         }
-        installation = quote(project.installation_id, safe="")
-        url = f"{project.api_root(API)}/app/installations/{installation}/access_tokens"
+        quoted_installation_id = quote(project.installation_id, safe="")
+        url = f"{project.api_root(API)}/app/installations/{quoted_installation_id}/access_tokens"
         response, body = await self._client.send_and_read(ForgeRequest("POST", url, headers, {}))
         try:
             if 200 <= response.status < 300:
@@ -91,8 +91,8 @@ def app_jwt(app_id: str, pem: str, now: float) -> str:
     except ModuleNotFoundError:
         raise NotAllowed(MISSING_PACKAGE) from None
     try:
-        key: Any = serialization.load_pem_private_key(pem.encode(), password=None)
-        signature: bytes = key.sign(signing_input.encode(), padding.PKCS1v15(), hashes.SHA256())
+        private_key: Any = serialization.load_pem_private_key(pem.encode(), password=None)
+        signature: bytes = private_key.sign(signing_input.encode(), padding.PKCS1v15(), hashes.SHA256())
     except (ValueError, TypeError, AttributeError):
         raise NotAllowed(
             "the token of a project with an App must be the App's private key in PEM; the stored one is not"

@@ -132,27 +132,29 @@ class GitLab:
 
         A signing token (`whsec_…`) as the secret always requires a signature: GitLab never sends the token itself.
         """
-        received = delivery.header(b"webhook-signature")
-        if not received and not secret.startswith(SIGNING_PREFIX):
+        received_header = delivery.header(b"webhook-signature")
+        if not received_header and not secret.startswith(SIGNING_PREFIX):
             return signatures_equal(delivery.header(b"x-gitlab-token"), secret)
-        id, timestamp = delivery.header(b"webhook-id"), delivery.header(b"webhook-timestamp")
-        signed_content = b".".join((id.encode("utf-8", "replace"), timestamp.encode("utf-8", "replace"), delivery.body))
-        expected = [
+        delivery_id, timestamp = delivery.header(b"webhook-id"), delivery.header(b"webhook-timestamp")
+        signed_content = b".".join(
+            (delivery_id.encode("utf-8", "replace"), timestamp.encode("utf-8", "replace"), delivery.body)
+        )
+        expected_signatures = [
             f"v1,{b64encode(hmac.new(key, signed_content, sha256).digest()).decode()}" for key in _signing_keys(secret)
         ]
-        signatures = received.split(" ")[:MAX_SIGNATURES]
+        signatures = received_header.split(" ")[:MAX_SIGNATURES]
         # All are compared, so that the duration does not depend on the one that matches.
-        matches = [
+        comparisons = [
             signatures_equal(signature, expected_signature)
             for signature in signatures
-            for expected_signature in expected
+            for expected_signature in expected_signatures
         ]
-        return any(matches) and is_recent(timestamp, delivery.now)
+        return any(comparisons) and is_recent(timestamp, delivery.now)
 
     def delivery_id(self, delivery: Delivery) -> str:
         """Return GitLab's id of the delivery, which stays the same when it is sent again, or an empty string."""
-        names = (b"webhook-id", b"idempotency-key", b"x-gitlab-event-uuid")
-        return next((id for name in names if (id := delivery.header(name))), "")
+        header_names = (b"webhook-id", b"idempotency-key", b"x-gitlab-event-uuid")
+        return next((id_text for header_name in header_names if (id_text := delivery.header(header_name))), "")
 
     def parse(self, delivery: Delivery) -> WebhookEvent | IgnoredEvent:
         """Return the event of a push to a branch or tag or of a merge request. Any other event is ignored."""
@@ -201,7 +203,7 @@ def _signing_keys(secret: str) -> list[bytes]:
 def _parse_push(delivery: Delivery) -> WebhookEvent | IgnoredEvent:
     payload = decode_payload(delivery.body, _PushPayload)
     commit = payload.checkout_sha or ("0" * 40 if is_zero(payload.after) else payload.after)
-    messages = {pushed.id: pushed.message for pushed in payload.commits[-MAX_COMMITS:]}
+    message_by_commit = {pushed_commit.id: pushed_commit.message for pushed_commit in payload.commits[-MAX_COMMITS:]}
     change = push_change(
         Push(
             ref=payload.ref,
@@ -209,7 +211,7 @@ def _parse_push(delivery: Delivery) -> WebhookEvent | IgnoredEvent:
             after=payload.after,
             commit=commit,
             repository=payload.project.path_with_namespace,
-            message=messages.get(commit, "") or payload.message or "",
+            message=message_by_commit.get(commit, "") or payload.message or "",
             actor=payload.user_username or "",
             default_branch=payload.project.default_branch or "",
         )

@@ -86,14 +86,14 @@ class ForgeHttpClient:
         if not all(value.isascii() and value.isprintable() for value in request.headers.values()):
             raise NotAllowed("the token contains invalid characters, perhaps a newline; set it again")
         url = httpx.URL(request.url)
-        ip = await self._resolve_host(url)
+        host_ip = await self._resolve_host(url)
         has_body = request.method not in ("GET", "DELETE")
         headers = {**request.headers, "Host": url.netloc.decode("ascii")}
         # The certificate must be valid for the host name, though the connection goes to an IP address.
         extensions = {"sni_hostname": url.raw_host.decode("ascii")} if url.scheme == "https" else {}
         http_request = self._http.build_request(
             request.method,
-            url.copy_with(host=ip),
+            url.copy_with(host=host_ip),
             content=msgspec.json.encode(request.body) if has_body else None,
             headers={**headers, "Content-Type": "application/json"} if has_body else headers,
             extensions=extensions,
@@ -123,16 +123,16 @@ class ForgeHttpClient:
             raise Unreachable(
                 f"{plain_line(host, MAX_EXCERPT)} has no address: {getattr(error, 'strerror', '') or error}"
             ) from None
-        ips = [str(address_info[4][0]) for address_info in address_infos]
-        if not ips:
+        ip_texts = [str(address_info[4][0]) for address_info in address_infos]
+        if not ip_texts:
             raise Unreachable(f"{host} has no address")
-        if not is_trusted_host and not all(map(is_public, ips)):
+        if not is_trusted_host and not all(map(is_public, ip_texts)):
             raise NotAllowed(f"{host} is in a private network; let the server allow {host}:{port} if that is intended")
-        return ips[0]
+        return ip_texts[0]
 
 
 def retry_after_seconds(headers: Mapping[str, str], now: float) -> float:
-    """Return for how many seconds the forge wants no further request, or 0 if it does not say.
+    """Return for how many seconds the forge asks for no further request, or 0 if it does not ask.
 
     The value is that of `Retry-After`, or else the time until GitHub's exhausted rate limit is reset.
     """
@@ -142,9 +142,9 @@ def retry_after_seconds(headers: Mapping[str, str], now: float) -> float:
     if retry_after:
         return _seconds_until(retry_after, now)
     if headers.get("x-ratelimit-remaining") == "0":
-        reset = headers.get("x-ratelimit-reset", "")
-        if reset.isascii() and reset.isdecimal() and len(reset) < 12:
-            return max(0.0, int(reset) - now)
+        reset_at_text = headers.get("x-ratelimit-reset", "")
+        if reset_at_text.isascii() and reset_at_text.isdecimal() and len(reset_at_text) < 12:
+            return max(0.0, int(reset_at_text) - now)
     return 0.0
 
 

@@ -78,59 +78,71 @@ class ForgeLanding:
         if forge_project is None or forwarder is None:
             await self._fallback.land(project, builder, branch, commit, expected_tip)
             return
-        move = BranchMove(branch, commit, temporary_branch(branch, commit))
+        branch_move = BranchMove(branch, commit, temporary_branch(branch, commit))
         try:
             api = await self._repository_api(forge_project, forwarder)
             is_supported = await forwarder.is_supported(api)
         except (FastForwardError, NotAllowed, Unreachable) as error:
             raise self._git_error(forge_project, branch, error) from None
         if is_supported:
-            await self._land(forwarder, api, builder, move, expected_tip)
+            await self._land(forwarder, api, builder, branch_move, expected_tip)
         else:
             await self._fallback.land(project, builder, branch, commit, expected_tip)
 
     async def _land(
-        self, forwarder: FastForwarder, api: RepositoryApi, builder: CommitBuilder, move: BranchMove, expected_tip: str
+        self,
+        forwarder: FastForwarder,
+        api: RepositoryApi,
+        builder: CommitBuilder,
+        branch_move: BranchMove,
+        expected_tip: str,
     ) -> None:
-        tip = await _branch_tip(builder, move.branch)
-        if tip not in (move.commit, expected_tip):
+        tip = await _branch_tip(builder, branch_move.branch)
+        if tip not in (branch_move.commit, expected_tip):
             raise BranchMoved(tip)
         try:
-            if tip != move.commit:
-                await builder.push(move.source_branch, move.commit, "")
-                await self._move(forwarder, api, builder, move, expected_tip)
+            if tip != branch_move.commit:
+                await builder.push(branch_move.source_branch, branch_move.commit, "")
+                await self._move(forwarder, api, builder, branch_move, expected_tip)
         except GitFailed as error:
             if not error.is_transient:  # The next try uses the branch and the pull request.
-                await self._clean_up(forwarder, api, move)
+                await self._clean_up(forwarder, api, branch_move)
             raise
         except BranchMoved:
-            await self._clean_up(forwarder, api, move)
+            await self._clean_up(forwarder, api, branch_move)
             raise
-        await self._clean_up(forwarder, api, move)
+        await self._clean_up(forwarder, api, branch_move)
 
     async def _move(
-        self, forwarder: FastForwarder, api: RepositoryApi, builder: CommitBuilder, move: BranchMove, expected_tip: str
+        self,
+        forwarder: FastForwarder,
+        api: RepositoryApi,
+        builder: CommitBuilder,
+        branch_move: BranchMove,
+        expected_tip: str,
     ) -> None:
         forge_error: GitFailed | None = None
         try:
-            await forwarder.move(api, move)
+            await forwarder.move(api, branch_move)
         except (FastForwardError, NotAllowed, Unreachable) as error:
-            forge_error = self._git_error(api.project, move.branch, error)
+            forge_error = self._git_error(api.project, branch_move.branch, error)
         # The forge may have moved the branch although its response was an error or was lost.
-        tip = await _branch_tip(builder, move.branch)
-        if tip == move.commit:
+        tip = await _branch_tip(builder, branch_move.branch)
+        if tip == branch_move.commit:
             return
         if tip != expected_tip:
             raise BranchMoved(tip)
         raise forge_error or GitFailed(
-            f"{api.project.forge} reported that {move.branch!r} was moved, but it was not", is_transient=True
+            f"{api.project.forge} reported that {branch_move.branch!r} was moved, but it was not", is_transient=True
         )
 
-    async def _clean_up(self, forwarder: FastForwarder, api: RepositoryApi, move: BranchMove) -> None:
+    async def _clean_up(self, forwarder: FastForwarder, api: RepositoryApi, branch_move: BranchMove) -> None:
         try:
-            await forwarder.clean_up(api, move)
+            await forwarder.clean_up(api, branch_move)
         except (FastForwardError, NotAllowed, Unreachable) as error:
-            LOGGER.warning("project %s: cannot delete the branch %s: %s", api.project.name, move.source_branch, error)
+            LOGGER.warning(
+                "project %s: cannot delete the branch %s: %s", api.project.name, branch_move.source_branch, error
+            )
 
     async def _forge_project(self, project: Repository) -> ForgeProject | None:
         try:

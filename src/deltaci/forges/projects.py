@@ -98,7 +98,7 @@ class OriginTargets:
 
 def pipeline_name(file: str) -> str:
     """Return a pipeline file's name without folder and suffix; empty for `.deltaci.yml`, which needs no name."""
-    name = file.rpartition("/")[2]
+    file_name = file.rpartition("/")[2]
     for suffix in (".yml", ".yaml"):
-        name = name.removesuffix(suffix)
-    return "" if name == ".deltaci" else name
+        file_name = file_name.removesuffix(suffix)
+    return "" if file_name == ".deltaci" else file_name

@@ -60,36 +60,36 @@ class ReportBuilder:
         self._logs = logs
         self._public_url = public_url.rstrip("/")
 
-    async def build(self, record: run.Run, target: StatusTarget, project: ForgeProject) -> StatusReport:
+    async def build(self, run_record: run.Run, target: StatusTarget, project: ForgeProject) -> StatusReport:
         """Return the report of the run's current state; a finished check run has a summary and annotations."""
-        status = steps.run_status(record)
-        is_finished_check = project.reports == "checks" and run.is_over(record)
-        jobs = await self._store.read(lambda: load_jobs(record.id)) if is_finished_check else []
+        status = steps.run_status(run_record)
+        is_finished_check = project.reports == "checks" and run.is_over(run_record)
+        jobs = await self._store.read(lambda: load_jobs(run_record.id)) if is_finished_check else []
         failed_jobs = [job_record for job_record in jobs if job.dooms_run(job_record)][:MAX_ANNOTATED_JOBS]
         annotations = [annotation for failed_job in failed_jobs for annotation in await self._annotations(failed_job)]
         return StatusReport(
-            run_id=record.id,
+            run_id=run_record.id,
             commit=target.commit,
             context=status_context(target),
-            state="error" if record.reason in _PLANNING_FAILURES else _STATES[status],
-            description=await self._description(record, status),
-            url=f"{self._public_url}/runs/{record.id}" if self._public_url else "",
+            state="error" if run_record.reason in _PLANNING_FAILURES else _STATES[status],
+            description=await self._description(run_record, status),
+            url=f"{self._public_url}/runs/{run_record.id}" if self._public_url else "",
             ref=target.ref,
             summary=_summary(jobs),
             annotations=check_annotations.most_severe(annotations),
         )
 
-    async def _description(self, record: run.Run, status: str) -> str:
-        description = _DESCRIPTIONS.get(status) or _REASONS.get(record.reason, "")
+    async def _description(self, run_record: run.Run, status: str) -> str:
+        description = _DESCRIPTIONS.get(status) or _REASONS.get(run_record.reason, "")
         if not description:
-            first_id = record.tally.first_doomed
-            first_failed = await self._store.find(first_id) if first_id else None
+            first_failed_id = run_record.tally.first_doomed
+            first_failed_job = await self._store.find(first_failed_id) if first_failed_id else None
             description = "a job failed"
-            if isinstance(first_failed, job.Job):
-                outcome = _JOB_OUTCOMES.get(steps.step_status(first_failed), "failed")
-                description = f"{plain_line(first_failed.spec.name, 60)!r} {outcome}"
-            if record.tally.doomed > 1:
-                description = f"{description}; {record.tally.doomed} jobs did not succeed"
+            if isinstance(first_failed_job, job.Job):
+                outcome = _JOB_OUTCOMES.get(steps.step_status(first_failed_job), "failed")
+                description = f"{plain_line(first_failed_job.spec.name, 60)!r} {outcome}"
+            if run_record.tally.doomed > 1:
+                description = f"{description}; {run_record.tally.doomed} jobs did not succeed"
         return description[:MAX_DESCRIPTION]
 
     async def _annotations(self, failed_job: job.Job) -> list[Annotation]:
@@ -99,8 +99,8 @@ class ReportBuilder:
         annotations = list(check_annotations.from_test_failures(_test_failures(attempt)))
         lease = attempt.lease or attempt.ended_lease
         if lease is not None and self._logs is not None:
-            tail = await asyncio.to_thread(_log_tail, self._logs, attempt.id, lease.number)
-            annotations += check_annotations.from_log(tail)
+            log_tail = await asyncio.to_thread(_log_tail, self._logs, attempt.id, lease.number)
+            annotations += check_annotations.from_log(log_tail)
         return annotations
 
 
@@ -114,28 +114,28 @@ def _test_failures(attempt: Attempt) -> list[object]:
 
 def _log_tail(logs: LogStore, attempt_id: str, lease_number: int) -> str:
     size = logs.size(attempt_id, lease_number)
-    tail = logs.read(attempt_id, lease_number, max(0, size - LOG_TAIL_BYTES), LOG_TAIL_BYTES)
-    return tail.decode("utf-8", "replace")
+    log_tail = logs.read(attempt_id, lease_number, max(0, size - LOG_TAIL_BYTES), LOG_TAIL_BYTES)
+    return log_tail.decode("utf-8", "replace")
 
 
 def _summary(jobs: list[job.Job]) -> str:
-    """Return a Markdown table of the jobs, failed ones first."""
+    """Return a Markdown table of at most MAX_SUMMARY_JOBS jobs, failing required ones first; empty without jobs."""
     if not jobs:
         return ""
-    failed_first = sorted(jobs, key=lambda job_record: not job.dooms_run(job_record))
-    lines = ["| job | status | why |", "|---|---|---|"]
-    for job_record in failed_first[:MAX_SUMMARY_JOBS]:
+    sorted_jobs = sorted(jobs, key=lambda job_record: not job.dooms_run(job_record))
+    table_lines = ["| job | status | why |", "|---|---|---|"]
+    for job_record in sorted_jobs[:MAX_SUMMARY_JOBS]:
         error_code = job_record.last_error.code if job_record.last_error is not None else ""
         reason = job_record.reason or error_code
         status = steps.step_status(job_record).lower()
-        lines.append(f"| {_escape_markdown(job_record.spec.name)} | {status} | {_escape_markdown(reason)} |")
-    if len(failed_first) > MAX_SUMMARY_JOBS:
-        lines.append(f"\nand {len(failed_first) - MAX_SUMMARY_JOBS} more")
-    return "\n".join(lines)
+        table_lines.append(f"| {_escape_markdown(job_record.spec.name)} | {status} | {_escape_markdown(reason)} |")
+    if len(sorted_jobs) > MAX_SUMMARY_JOBS:
+        table_lines.append(f"\nand {len(sorted_jobs) - MAX_SUMMARY_JOBS} more")
+    return "\n".join(table_lines)
 
 
 def _escape_markdown(text: str) -> str:
-    escaped = plain_line(text, 100)
+    escaped_text = plain_line(text, 100)
     for character in "\\`*_{}[]<>()#+!|~@":
-        escaped = escaped.replace(character, f"\\{character}")
-    return escaped
+        escaped_text = escaped_text.replace(character, f"\\{character}")
+    return escaped_text

@@ -165,13 +165,13 @@ def next_action(
     state: StatusState, version: RunVersion, report: StatusReport, server: str, now: float, policy: StatusRetryPolicy
 ) -> SendStatus | StatusDone | CheckLater:
     """Return what `server` does about the report of this version: send it now, decide again later, or never send it."""
-    newest = max(state.sent, state.attempted)
-    if newest > version:
-        is_same_run = newest.run_id == version.run_id
-        return StatusDone(state.state if is_same_run else f"superseded by run {newest.run_id}")
+    newest_version = max(state.sent, state.attempted)
+    if newest_version > version:
+        is_same_run = newest_version.run_id == version.run_id
+        return StatusDone(state.state if is_same_run else f"superseded by run {newest_version.run_id}")
     # An equal status of the same run need not be sent again, unless a later request may have arrived since.
-    is_equal = (state.state, state.description) == (report.state, report.description)
-    is_displayed = state.sent.run_id == version.run_id and is_equal and newest == state.sent
+    is_same_status = (state.state, state.description) == (report.state, report.description)
+    is_displayed = state.sent.run_id == version.run_id and is_same_status and newest_version == state.sent
     if not state.is_unsure and (state.sent == version or is_displayed):
         return StatusDone(state.state)
     if state.failing == version and state.is_abandoned:
@@ -184,14 +184,14 @@ def next_action(
     return SendStatus(claimed_state)
 
 
-def after_success(state: StatusState, version: RunVersion, report: StatusReport, id: str) -> StatusState:
-    """Return the state after the forge accepted the report. `id` is the forge's id of the status or check."""
+def after_success(state: StatusState, version: RunVersion, report: StatusReport, status_id: str) -> StatusState:
+    """Return the state after the forge accepted the report. `status_id` is the forge's id of the status or check."""
     return StatusState(
         sent=version,
         attempted=version,
         state=report.state,
         description=report.description,
-        check_id=id or existing_check_id(state, report),
+        check_id=status_id or existing_check_id(state, report),
         check_run_id=report.run_id,
     )
 
@@ -228,7 +228,9 @@ def after_failure(
     )
 
 
-def retry_delay_seconds(tries: int, response: ForgeResponse | None, random: float, policy: StatusRetryPolicy) -> float:
+def retry_delay_seconds(
+    tries: int, response: ForgeResponse | None, random_fraction: float, policy: StatusRetryPolicy
+) -> float:
     """Return the seconds to wait before the next try, at least as many as the forge asks for.
 
     They grow exponentially with `tries`; up to half of them is taken off at random.
@@ -236,8 +238,8 @@ def retry_delay_seconds(tries: int, response: ForgeResponse | None, random: floa
     requested_seconds = (
         min(response.retry_after_seconds, policy.max_retry_after_seconds) if response is not None else 0.0
     )
-    backoff = min(policy.max_seconds, policy.initial_seconds * 2.0 ** min(tries, 30))
-    return max(requested_seconds, backoff * (0.5 + random / 2))
+    backoff_seconds = min(policy.max_seconds, policy.initial_seconds * 2.0 ** min(tries, 30))
+    return max(requested_seconds, backoff_seconds * (0.5 + random_fraction / 2))
 
 
 def is_refusal(response: ForgeResponse) -> bool:

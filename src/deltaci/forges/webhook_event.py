@@ -143,17 +143,17 @@ def push_change(push: Push) -> Change | IgnoredEvent:
         return IgnoredEvent(f"the {'branch' if branch else 'tag'} {plain_line(branch or tag, MAX_TITLE)!r} was deleted")
     if push.before == push.after:
         return IgnoredEvent("the ref did not move: before and after are the same commit")
-    before = "" if is_zero(push.before) else push.before
-    owner, _, name = push.repository.rpartition("/")
+    old_commit = "" if is_zero(push.before) else push.before
+    owner, _, repository_name = push.repository.rpartition("/")
     payload: dict[str, Any] = {
         "ref": push.ref,
         "before": push.before,
         "after": push.after,
-        "created": not before,
+        "created": not old_commit,
         "deleted": False,
         "head_commit": {"id": push.commit, "message": push.message[:MAX_MESSAGE]},
         "repository": {
-            "name": name,
+            "name": repository_name,
             "full_name": push.repository,
             "owner": {"login": owner},
             "default_branch": push.default_branch,
@@ -168,7 +168,7 @@ def push_change(push: Push) -> Change | IgnoredEvent:
         ref=push.ref,
         branch=branch,
         tag=tag,
-        before=before,
+        before=old_commit,
         title=title_of(push.message),
         message=push.message[:MAX_MESSAGE],
         actor=push.actor,
@@ -229,7 +229,7 @@ def pull_request_change(pull_request: PullRequest) -> Change | IgnoredEvent:
 
 def _pull_request_payload(pull_request: PullRequest) -> dict[str, Any]:
     """Return the event's payload in GitHub's form."""
-    owner, _, name = pull_request.repository.rpartition("/")
+    owner, _, repository_name = pull_request.repository.rpartition("/")
     payload: dict[str, Any] = {
         "action": pull_request.action,
         "number": pull_request.number,
@@ -252,7 +252,7 @@ def _pull_request_payload(pull_request: PullRequest) -> dict[str, Any]:
             },
         },
         "repository": {
-            "name": name,
+            "name": repository_name,
             "full_name": pull_request.repository,
             "owner": {"login": owner},
             "default_branch": pull_request.default_branch,

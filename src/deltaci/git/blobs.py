@@ -18,22 +18,22 @@ def parse_sizes(paths: Iterable[str], output: bytes, max_bytes: int) -> dict[str
 
     Leaves out missing files, those larger than `max_bytes`, and those that would exceed `MAX_READ_BYTES` in total.
     """
-    sizes: dict[str, int] = {}
-    remaining = MAX_READ_BYTES
-    for path, line in zip(paths, output.decode("utf-8", "replace").split("\n"), strict=False):
-        object_type, _, size = line.partition(" ")[2].rpartition(" ")
-        if object_type == "blob" and size.isdecimal() and int(size) <= min(max_bytes, remaining):
-            sizes[path] = int(size)
-            remaining -= int(size)
-    return sizes
+    size_by_path: dict[str, int] = {}
+    remaining_bytes = MAX_READ_BYTES
+    for path, output_line in zip(paths, output.decode("utf-8", "replace").split("\n"), strict=False):
+        object_type, _, size_text = output_line.partition(" ")[2].rpartition(" ")
+        if object_type == "blob" and size_text.isdecimal() and int(size_text) <= min(max_bytes, remaining_bytes):
+            size_by_path[path] = int(size_text)
+            remaining_bytes -= int(size_text)
+    return size_by_path
 
 
-def parse_contents(sizes: Mapping[str, int], output: bytes) -> dict[str, bytes]:
-    """Parse the output of `--batch`, requested for the paths in `sizes`. Return the contents of the files by path."""
-    contents: dict[str, bytes] = {}
+def parse_contents(size_by_path: Mapping[str, int], output: bytes) -> dict[str, bytes]:
+    """Parse the output of `--batch`, requested for the paths in `size_by_path`. Return the contents by path."""
+    content_by_path: dict[str, bytes] = {}
     position = 0
-    for path, size in sizes.items():
+    for path, size in size_by_path.items():
         position = output.index(b"\n", position) + 1  # A header line precedes each content.
-        contents[path] = output[position : position + size]
+        content_by_path[path] = output[position : position + size]
         position += size + 1
-    return contents
+    return content_by_path

@@ -38,15 +38,15 @@ def pack_offset(bundle: BinaryIO) -> int:
     signature = bundle.readline(MAX_HEADER_BYTES)
     if signature not in SIGNATURES:
         raise GitFailed("the file is not a git bundle of version 2 or 3")
-    header_size = len(signature)
+    header_bytes = len(signature)
     while True:
-        line = bundle.readline(MAX_HEADER_BYTES)
-        header_size += len(line)
-        if not line.endswith(b"\n") or header_size > MAX_HEADER_BYTES:
+        header_line = bundle.readline(MAX_HEADER_BYTES)
+        header_bytes += len(header_line)
+        if not header_line.endswith(b"\n") or header_bytes > MAX_HEADER_BYTES:
             raise GitFailed("the header of the bundle has no end")
-        if line == b"\n":
-            return header_size
-        if line.startswith(b"@") and not line.startswith(b"@object-format="):
+        if header_line == b"\n":
+            return header_bytes
+        if header_line.startswith(b"@") and not header_line.startswith(b"@object-format="):
             raise GitFailed("the bundle leaves objects out; send all of them")
 
 
@@ -57,27 +57,29 @@ async def import_bundle(
 
     Raises `GitFailed` otherwise, or if the bundle has more than `max_bytes`, and then leaves the mirror unchanged.
     """
-    size = bundle.stat().st_size
-    if size > max_bytes:
-        raise GitFailed(f"the bundle has {size:,} bytes; expected at most {max_bytes:,}")
-    async with _quarantine(mirror) as quarantine:
-        args = ("index-pack", "--stdin", "--fix-thin", "--strict", f"--max-input-size={max_bytes}")
+    bundle_bytes = bundle.stat().st_size
+    if bundle_bytes > max_bytes:
+        raise GitFailed(f"the bundle has {bundle_bytes:,} bytes; expected at most {max_bytes:,}")
+    async with _quarantine(mirror) as quarantine_folder:
+        index_arguments = ("index-pack", "--stdin", "--fix-thin", "--strict", f"--max-input-size={max_bytes}")
         with bundle.open("rb", buffering=0) as pack:
             pack.seek(_pack_offset_of_file(bundle))
             await mirror.git.run(
-                args,
-                git_dir=quarantine,
+                index_arguments,
+                git_dir=quarantine_folder,
                 input=pack,
                 timeout_seconds=FETCH_SECONDS,
                 max_memory_bytes=MAX_MEMORY_BYTES,
             )
         try:
-            await mirror.git.run(["cat-file", "-e", f"{commit}^{{commit}}"], git_dir=quarantine)
+            await mirror.git.run(["cat-file", "-e", f"{commit}^{{commit}}"], git_dir=quarantine_folder)
         except GitFailed:
             raise GitFailed(f"the bundle does not contain the commit {commit}") from None
-        if not await mirror.git.succeeds(["merge-base", "--is-ancestor", start_commit, commit], git_dir=quarantine):
+        if not await mirror.git.succeeds(
+            ["merge-base", "--is-ancestor", start_commit, commit], git_dir=quarantine_folder
+        ):
             raise not_a_descendant(commit, start_commit)
-        await asyncio.to_thread(_move_packs, quarantine / "objects" / "pack", mirror.folder / "objects" / "pack")
+        await asyncio.to_thread(_move_packs, quarantine_folder / "objects" / "pack", mirror.folder / "objects" / "pack")
 
 
 def not_a_descendant(commit: str, start_commit: str) -> GitFailed:
@@ -96,17 +98,17 @@ async def _quarantine(mirror: Mirror) -> AsyncIterator[Path]:
     parent = mirror.folder.parent
     parent.mkdir(parents=True, exist_ok=True)  # Without a mirror, index-pack fails for the missing base objects.
     await asyncio.to_thread(_remove_leftovers, parent)
-    quarantine = Path(tempfile.mkdtemp(prefix=QUARANTINE_PREFIX, dir=parent))
+    quarantine_folder = Path(tempfile.mkdtemp(prefix=QUARANTINE_PREFIX, dir=parent))
     try:
-        await mirror.git.run(["init", "--quiet", "--bare", "--template=", str(quarantine)])
-        with (quarantine / "config").open("a", encoding="utf-8") as config:
+        await mirror.git.run(["init", "--quiet", "--bare", "--template=", str(quarantine_folder)])
+        with (quarantine_folder / "config").open("a", encoding="utf-8") as config:
             config.write(_LOW_MEMORY_CONFIG)
-        alternates = quarantine / "objects" / "info" / "alternates"
-        alternates.parent.mkdir(exist_ok=True)
-        alternates.write_text(f"{mirror.folder / 'objects'}\n", encoding="utf-8")
-        yield quarantine
+        alternates_file = quarantine_folder / "objects" / "info" / "alternates"
+        alternates_file.parent.mkdir(exist_ok=True)
+        alternates_file.write_text(f"{mirror.folder / 'objects'}\n", encoding="utf-8")
+        yield quarantine_folder
     finally:
-        await asyncio.to_thread(shutil.rmtree, quarantine, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, quarantine_folder, ignore_errors=True)
 
 
 def _move_packs(source: Path, target: Path) -> None:
@@ -118,12 +120,12 @@ def _move_packs(source: Path, target: Path) -> None:
 
 def _remove_leftovers(folder: Path) -> None:
     """Remove the quarantines and bundles that servers left in the folder when they were killed."""
-    for leftover in folder.glob(f"{QUARANTINE_PREFIX}*"):
+    for leftover_path in folder.glob(f"{QUARANTINE_PREFIX}*"):
         try:
-            is_old = leftover.stat().st_mtime < time.time() - LEFTOVER_SECONDS
+            is_old = leftover_path.stat().st_mtime < time.time() - LEFTOVER_SECONDS
         except OSError:
             continue
-        if is_old and leftover.is_dir():
-            shutil.rmtree(leftover, ignore_errors=True)
+        if is_old and leftover_path.is_dir():
+            shutil.rmtree(leftover_path, ignore_errors=True)
         elif is_old:
-            leftover.unlink(missing_ok=True)
+            leftover_path.unlink(missing_ok=True)

@@ -145,7 +145,7 @@ class Git:
         profile. An `input` file is read from its current position. `max_memory_bytes` bounds git's address space; 0
         does not. A cancelled or timed-out call is killed with all of its child processes.
         """
-        result = await self._execute(
+        program_result = await self._execute(
             args,
             git_dir=git_dir,
             folder=folder,
@@ -155,18 +155,18 @@ class Git:
             input=input,
             max_memory_bytes=max_memory_bytes,
         )
-        if result.exit_code:
-            raise _failure(args[0], result)
-        return result.stdout
+        if program_result.exit_code:
+            raise _failure(args[0], program_result)
+        return program_result.stdout
 
     async def run_with_exit_code(
         self, args: Sequence[str], *, git_dir: Path, exit_codes: Sequence[int]
     ) -> tuple[int, bytes]:
         """Return git's exit code and its output. Raise `GitFailed` for an exit code not in `exit_codes`."""
-        result = await self._execute(args, git_dir=git_dir, env=environment(self.profile, None))
-        if result.exit_code not in exit_codes:
-            raise _failure(args[0], result)
-        return result.exit_code, result.stdout
+        program_result = await self._execute(args, git_dir=git_dir, env=environment(self.profile, None))
+        if program_result.exit_code not in exit_codes:
+            raise _failure(args[0], program_result)
+        return program_result.exit_code, program_result.stdout
 
     async def succeeds(self, args: Sequence[str], *, git_dir: Path) -> bool:
         """Return True for exit code 0 and False for 1. Raise `GitFailed` for any other."""
@@ -185,14 +185,14 @@ class Git:
         max_memory_bytes: int = 0,
     ) -> process.ProcessResult:
         argv = ["git", *(["--git-dir", str(git_dir)] if git_dir is not None else []), *args]
-        limits = {"f": self.profile.max_file_bytes // 512, "v": max_memory_bytes // 1024}
-        ulimits = [f"ulimit -{option} {limit} && " for option, limit in limits.items() if limit]
-        if ulimits:  # A shell limits the size of files and its memory, and then replaces itself by git.
-            argv = ["sh", "-c", f'{"".join(ulimits)}exec "$@"', "git", *argv]
+        limit_by_option = {"f": self.profile.max_file_bytes // 512, "v": max_memory_bytes // 1024}
+        ulimit_commands = [f"ulimit -{option} {limit} && " for option, limit in limit_by_option.items() if limit]
+        if ulimit_commands:  # A shell limits the size of files and its memory, and then replaces itself by git.
+            argv = ["sh", "-c", f'{"".join(ulimit_commands)}exec "$@"', "git", *argv]
         timeout_seconds = timeout_seconds or self.profile.command_seconds
         try:
             async with self._slots:
-                result = await process.run(
+                program_result = await process.run(
                     argv,
                     env=env,
                     cwd=folder,
@@ -205,9 +205,9 @@ class Git:
             raise GitFailed(f"git does not start: {error.strerror}; install it on this machine") from error
         except process.ProcessTimeoutError:
             raise GitFailed(f"git {args[0]} took longer than {timeout_seconds:.0f} s", is_transient=True) from None
-        if result.is_truncated:
+        if program_result.is_truncated:
             raise GitFailed(f"git printed more than {max_output_bytes:,} bytes, which is the limit for this command")
-        return result
+        return program_result
 
 
 def run_in_user_repository(
@@ -222,7 +222,7 @@ def run_in_user_repository(
     Git reads the user's configuration, but no `GIT_` variables, which a hook sets for its own repository. Raises
     `OSError` if git cannot be started, and `Refused` if it does not end in time.
     """
-    inherited_variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    inherited_variables = {variable: value for variable, value in os.environ.items() if not variable.startswith("GIT_")}
     fixed_variables = {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
         return subprocess.run(
@@ -240,7 +240,7 @@ def run_in_user_repository(
 
 def environment(profile: GitProfile, remote: GitRemote | None) -> dict[str, str]:
     """Return all environment variables of a git process, including git settings and those to reach `remote`."""
-    env = {name: os.environ[name] for name in profile.variables if name in os.environ}
+    env = {setting_name: os.environ[setting_name] for setting_name in profile.variables if setting_name in os.environ}
     env |= {
         **{"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_SYSTEM": os.devnull, "GIT_CONFIG_GLOBAL": os.devnull},
         **{"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "false", "SSH_ASKPASS": "false", "GIT_OPTIONAL_LOCKS": "0"},
@@ -252,8 +252,8 @@ def environment(profile: GitProfile, remote: GitRemote | None) -> dict[str, str]
     if remote is not None:
         settings |= _remote_settings(remote, env)
     env["GIT_CONFIG_COUNT"] = str(len(settings))
-    for number, (name, value) in enumerate(settings.items()):
-        env[f"GIT_CONFIG_KEY_{number}"], env[f"GIT_CONFIG_VALUE_{number}"] = name, value
+    for setting_index, (setting_name, value) in enumerate(settings.items()):
+        env[f"GIT_CONFIG_KEY_{setting_index}"], env[f"GIT_CONFIG_VALUE_{setting_index}"] = setting_name, value
     return env
 
 
@@ -266,13 +266,15 @@ def _remote_settings(remote: GitRemote, env: dict[str, str]) -> Mapping[str, str
             env["HOME"] = os.environ["HOME"]
         return {}
     settings = {}
-    resolved = remote.resolved
-    if resolved is not None and resolved.ips != (resolved.host,):
-        joined_ips = ",".join(f"[{ip}]" if ":" in ip else ip for ip in resolved.ips)
-        settings["http.curloptResolve"] = f"{resolved.host}:{resolved.port}:{joined_ips}"
+    resolved_host = remote.resolved
+    if resolved_host is not None and resolved_host.ips != (resolved_host.host,):
+        joined_ips = ",".join(f"[{ip}]" if ":" in ip else ip for ip in resolved_host.ips)
+        settings["http.curloptResolve"] = f"{resolved_host.host}:{resolved_host.port}:{joined_ips}"
     if remote.credential and remote.protocol in (HTTP, HTTPS):
-        user, colon, password = remote.credential.strip().partition(":")
-        env["DELTACI_USER"], env["DELTACI_PASSWORD"] = (user, password) if colon else (TOKEN_USER, user)
+        user_or_token, separator, password = remote.credential.strip().partition(":")
+        env["DELTACI_USER"], env["DELTACI_PASSWORD"] = (
+            (user_or_token, password) if separator else (TOKEN_USER, user_or_token)
+        )
         # Only for this host: a submodule or a redirect may lead to another one.
         host = urlsplit(remote.url).netloc.rpartition("@")[2]
         settings[f"credential.{remote.protocol}://{host}.helper"] = CREDENTIAL_HELPER
@@ -294,8 +296,10 @@ def _ssh_options(remote: GitRemote) -> list[str]:
 def _failure(command: str, result: process.ProcessResult) -> GitFailed:
     """Return the exception for a failed command, with its last error lines without control characters."""
     stderr = result.stderr.decode("utf-8", "replace").replace("\r", "\n")
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    error_lines = [line for line in lines if line.startswith(("fatal:", "error:", "remote:", "ssh:"))] or lines
+    stderr_lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    error_lines = [
+        line for line in stderr_lines if line.startswith(("fatal:", "error:", "remote:", "ssh:"))
+    ] or stderr_lines
     message = "; ".join("".join(filter(str.isprintable, line)) for line in error_lines[-MAX_ERROR_LINES:])
     return GitFailed(
         f"git {command} failed: {message[:MAX_ERROR_CHARS] or f'exit code {result.exit_code}'}",

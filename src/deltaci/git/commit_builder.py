@@ -81,39 +81,43 @@ class CommitBuilder:
 
     async def merge_trees(self, ours: str, theirs: str) -> str:
         """Merge two commits and return the hash of the resulting tree. Raise `MergeConflict` if they conflict."""
-        args = ("merge-tree", "--write-tree", "--no-messages", "-z", ours, theirs)
+        merge_arguments = ("merge-tree", "--write-tree", "--no-messages", "-z", ours, theirs)
         try:
-            code, output = await self._git.run_with_exit_code(args, git_dir=self.mirror.folder, exit_codes=(0, 1))
+            exit_code, output = await self._git.run_with_exit_code(
+                merge_arguments, git_dir=self.mirror.folder, exit_codes=(0, 1)
+            )
         except GitFailed as error:
             if UNRELATED_HISTORIES in str(error):
                 raise MergeConflict(["the history: there is no common ancestor"]) from None
             raise
-        tree, *entries = output.split(b"\0")
-        if code:
-            matches = (_CONFLICT_ENTRY.fullmatch(entry) for entry in entries)
-            paths = dict.fromkeys(match[1].decode("utf-8", "replace") for match in matches if match is not None)
-            raise MergeConflict(list(paths)[:MAX_CONFLICT_PATHS] or ["an unnamed file"])
-        return tree.decode()
+        tree_bytes, *conflict_entries = output.split(b"\0")
+        if exit_code:
+            matches = (_CONFLICT_ENTRY.fullmatch(conflict_entry) for conflict_entry in conflict_entries)
+            conflicting_paths = dict.fromkeys(
+                match[1].decode("utf-8", "replace") for match in matches if match is not None
+            )
+            raise MergeConflict(list(conflicting_paths)[:MAX_CONFLICT_PATHS] or ["an unnamed file"])
+        return tree_bytes.decode()
 
     async def commit(
         self, tree: str, parents: Sequence[str], message: str, committer: Signature, author: Signature | None = None
     ) -> str:
         """Create a commit and return its hash. The author is the committer unless given."""
         signatures = [f"author {_format_signature(author or committer)}", f"committer {_format_signature(committer)}"]
-        lines = [f"tree {tree}", *(f"parent {parent}" for parent in parents), *signatures]
-        commit_object = "\n".join((*lines, "", message.strip().replace("\0", ""), ""))
-        args = ("hash-object", "-t", "commit", "-w", "--stdin")
-        return (await self._run_git(*args, input=commit_object.encode())).decode().strip()
+        header_lines = [f"tree {tree}", *(f"parent {parent}" for parent in parents), *signatures]
+        commit_object = "\n".join((*header_lines, "", message.strip().replace("\0", ""), ""))
+        hash_arguments = ("hash-object", "-t", "commit", "-w", "--stdin")
+        return (await self._run_git(*hash_arguments, input=commit_object.encode())).decode().strip()
 
     async def merge(self, base: str, heads: Sequence[str], message: str, committer: Signature) -> str:
         """Create one merge commit of the base and all heads and return it. Raise `MergeConflict` if they conflict."""
-        merged = base
+        merge_commit = base
         for index, head in enumerate(heads):
-            tree = await self.merge_trees(merged, head)
+            tree = await self.merge_trees(merge_commit, head)
             is_last = index == len(heads) - 1
-            parents = (base, *heads) if is_last else (merged, head)
-            merged = await self.commit(tree, parents, message, committer)
-        return merged
+            parents = (base, *heads) if is_last else (merge_commit, head)
+            merge_commit = await self.commit(tree, parents, message, committer)
+        return merge_commit
 
     async def squash(self, base: str, head: str, message: str, committer: Signature) -> str:
         """Create one commit on the base with all changes of the head and return it.
@@ -130,7 +134,7 @@ class CommitBuilder:
         """
         if await self.mirror.is_ancestor(base, head):
             return head
-        rebased, has_merges = base, False
+        rebased_commit, has_merges = base, False
         for commit in await self.commits_between(base, head):
             parents = (await self._run_git("rev-parse", f"{commit}^@")).decode().split()
             if len(parents) != 1:
@@ -138,27 +142,33 @@ class CommitBuilder:
                 continue  # The commits that a merge brought in are in the list themselves.
             # Merge two artificial commits whose only common ancestor is the parent: git applies exactly the change.
             artificial_parent = await self.commit(await self.tree_of(parents[0]), (), "start", committer)
-            artificial_ours = await self.commit(await self.tree_of(rebased), (artificial_parent,), "ours", committer)
+            artificial_ours = await self.commit(
+                await self.tree_of(rebased_commit), (artificial_parent,), "ours", committer
+            )
             artificial_theirs = await self.commit(await self.tree_of(commit), (artificial_parent,), "theirs", committer)
             tree = await self.merge_trees(artificial_ours, artificial_theirs)
-            if tree != await self.tree_of(rebased):
-                rebased = await self._copy_commit(commit, tree, rebased, committer)
-        if has_merges and await self.tree_of(rebased) != await self.merge_trees(base, head):
+            if tree != await self.tree_of(rebased_commit):
+                rebased_commit = await self._copy_commit(commit, tree, rebased_commit, committer)
+        if has_merges and await self.tree_of(rebased_commit) != await self.merge_trees(base, head):
             raise MergeConflict([f"{head[:12]}: its merges cannot be rebased one by one; use merge or squash"])
-        return rebased
+        return rebased_commit
 
     async def _copy_commit(self, commit: str, tree: str, parent: str, committer: Signature) -> str:
         """Create a copy of a commit with another tree, parent and committer, and return its hash."""
-        original_object = (await self._run_git("cat-file", "commit", commit)).decode("utf-8", "surrogateescape")
-        header, _, message = original_object.partition("\n\n")
-        author_line = next(line for line in header.split("\n") if line.startswith("author "))
-        encoding_lines = [line for line in header.split("\n") if line.startswith("encoding ")]
+        original_text = (await self._run_git("cat-file", "commit", commit)).decode("utf-8", "surrogateescape")
+        header, _, message = original_text.partition("\n\n")
+        author_line = next(header_line for header_line in header.split("\n") if header_line.startswith("author "))
+        encoding_lines = [header_line for header_line in header.split("\n") if header_line.startswith("encoding ")]
         committer_line = f"committer {_format_signature(committer)}"
         commit_object = "\n".join(
             (f"tree {tree}", f"parent {parent}", author_line, committer_line, *encoding_lines, "", message)
         )
-        args = ("hash-object", "-t", "commit", "-w", "--stdin")
-        return (await self._run_git(*args, input=commit_object.encode("utf-8", "surrogateescape"))).decode().strip()
+        hash_arguments = ("hash-object", "-t", "commit", "-w", "--stdin")
+        return (
+            (await self._run_git(*hash_arguments, input=commit_object.encode("utf-8", "surrogateescape")))
+            .decode()
+            .strip()
+        )
 
     # -- refs and bundles
 
@@ -172,15 +182,15 @@ class CommitBuilder:
 
     async def write_bundle(self, commit: str, excluded_commits: Sequence[str], file: Path) -> None:
         """Write a bundle with the commits that are in the history of `commit`, but not of the excluded ones."""
-        ref = f"{INTERNAL_REFS}bundles/{secrets.token_hex(8)}"
-        await self._run_git("update-ref", ref, commit)  # `git bundle` accepts only refs.
+        temporary_ref = f"{INTERNAL_REFS}bundles/{secrets.token_hex(8)}"
+        await self._run_git("update-ref", temporary_ref, commit)  # `git bundle` accepts only refs.
         try:
             exclusions = (f"^{excluded_commit}" for excluded_commit in excluded_commits)
             await self._run_git(
-                "bundle", "create", "--quiet", str(file), ref, *exclusions, timeout_seconds=FETCH_SECONDS
+                "bundle", "create", "--quiet", str(file), temporary_ref, *exclusions, timeout_seconds=FETCH_SECONDS
             )
         finally:
-            await self._run_git("update-ref", "-d", ref)
+            await self._run_git("update-ref", "-d", temporary_ref)
 
     async def import_bundle(self, file: Path, commit: str, start_commit: str) -> None:
         """Import a commit that descends from `start_commit` from the bundle of a job, unless the mirror has it.
@@ -202,14 +212,24 @@ class CommitBuilder:
 
         Does nothing if the branch is already at the commit. Raises `BranchMoved` if it is at any other one.
         """
-        ref = f"{BRANCH_REFS}{branch}"
+        branch_ref = f"{BRANCH_REFS}{branch}"
         try:
             async with self.mirror.open_remote() as remote:
-                lease = f"--force-with-lease={ref}:{expected_tip}"
-                args = ["push", "--quiet", "--no-verify", lease, "--", remote.url, f"{commit}:{ref}"]
-                await self._git.run(args, git_dir=self.mirror.folder, remote=remote, timeout_seconds=FETCH_SECONDS)
+                lease_option = f"--force-with-lease={branch_ref}:{expected_tip}"
+                push_arguments = [
+                    "push",
+                    "--quiet",
+                    "--no-verify",
+                    lease_option,
+                    "--",
+                    remote.url,
+                    f"{commit}:{branch_ref}",
+                ]
+                await self._git.run(
+                    push_arguments, git_dir=self.mirror.folder, remote=remote, timeout_seconds=FETCH_SECONDS
+                )
         except GitFailed:
-            tip = (await self.mirror.ls_remote()).refs.get(ref, "")
+            tip = (await self.mirror.ls_remote()).refs.get(branch_ref, "")
             if tip == commit:
                 return
             if tip != expected_tip:
@@ -239,4 +259,7 @@ def _format_signature(signature: Signature) -> str:
 
 def _without_delimiters(text: str) -> str:
     """Return a name or e-mail address without the characters that would end it in a commit object."""
-    return "".join(char for char in text if char.isprintable() and char not in "<>").strip() or "somebody"
+    return (
+        "".join(character for character in text if character.isprintable() and character not in "<>").strip()
+        or "somebody"
+    )

@@ -24,16 +24,16 @@ def parse_changed_paths(raw_diff: str) -> frozenset[str] | None:
     if not raw_diff.endswith("\0"):
         return None  # The output was truncated; a missing path may be the one that matters.
     paths: set[str] = set()
-    fields = iter(raw_diff[:-1].split("\0"))
-    for header in fields:
-        match = _HEADER.fullmatch(header)
-        if match is None:
+    field_iterator = iter(raw_diff[:-1].split("\0"))
+    for header in field_iterator:
+        header_match = _HEADER.fullmatch(header)
+        if header_match is None:
             return None
-        old_mode, new_mode, status = match.groups()
-        names = [next(fields, "") for _ in range(2 if status in "RC" else 1)]
-        if not all(names):
+        old_mode, new_mode, status = header_match.groups()
+        changed_names = [next(field_iterator, "") for _ in range(2 if status in "RC" else 1)]
+        if not all(changed_names):
             return None
-        paths.update(names)
+        paths.update(changed_names)
         if SUBMODULE in (old_mode, new_mode):
-            paths.update(f"{name}/" for name in names)
+            paths.update(f"{changed_name}/" for changed_name in changed_names)
     return frozenset(paths)

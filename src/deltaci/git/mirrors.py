@@ -99,7 +99,7 @@ class Mirrors:
         """
         repository_url = url_policy.parse_url(project.url, self.policy)
         try:
-            resolved = await url_policy.resolve_host(repository_url, self.policy)
+            resolved_host = await url_policy.resolve_host(repository_url, self.policy)
         except UnresolvedHostError as error:
             raise GitFailed(str(error), is_transient=True) from None
         credential = ""
@@ -110,16 +110,16 @@ class Mirrors:
             url=repository_url.url,
             protocol=repository_url.protocol,
             protocols=(repository_url.protocol,),
-            resolved=resolved,
+            resolved=resolved_host,
             credential=credential,
             known_hosts_file=str(self.folder / "known_hosts"),
         )
         if repository_url.protocol != SSH or not credential:
             yield remote
             return
-        fd, key_file = tempfile.mkstemp(prefix=".key-", dir=self.folder)
+        key_fd, key_file = tempfile.mkstemp(prefix=".key-", dir=self.folder)
         try:
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
+            with os.fdopen(key_fd, "w", encoding="utf-8") as file:
                 file.write(credential.strip() + "\n")
             yield msgspec.structs.replace(remote, key_file=key_file)
         finally:
@@ -144,18 +144,18 @@ class Mirror(BareRepository):
     async def ls_remote(self) -> RemoteRefs:
         """Return HEAD, branches and tags of the remote repository. An annotated tag is reported with its commit."""
         async with self.open_remote() as remote:
-            args = ["ls-remote", "--symref", "--", remote.url, "HEAD", "refs/heads/*", "refs/tags/*"]
-            output = await self.git.run(args, remote=remote, timeout_seconds=LS_REMOTE_SECONDS)
-        head, refs = "", dict[str, str]()
+            git_arguments = ["ls-remote", "--symref", "--", remote.url, "HEAD", "refs/heads/*", "refs/tags/*"]
+            output = await self.git.run(git_arguments, remote=remote, timeout_seconds=LS_REMOTE_SECONDS)
+        default_ref, commit_by_ref = "", dict[str, str]()
         for line in output.decode("utf-8", "replace").splitlines():
-            value, _, ref = line.partition("\t")
-            if value.startswith("ref: ") and ref == "HEAD":
-                head = value.removeprefix("ref: ")
+            target_or_commit, _, ref = line.partition("\t")
+            if target_or_commit.startswith("ref: ") and ref == "HEAD":
+                default_ref = target_or_commit.removeprefix("ref: ")
             elif ref.endswith("^{}"):
-                refs[ref.removesuffix("^{}")] = value  # The commit that an annotated tag points to.
-            elif is_ref(ref) and is_commit(value):
-                refs[ref] = value
-        return RemoteRefs(head, refs)
+                commit_by_ref[ref.removesuffix("^{}")] = target_or_commit  # The commit that an annotated tag points to.
+            elif is_ref(ref) and is_commit(target_or_commit):
+                commit_by_ref[ref] = target_or_commit
+        return RemoteRefs(default_ref, commit_by_ref)
 
     async def ensure_commit(self, commit: str, *refs: str) -> None:
         """Fetch a commit with its history unless the mirror has it: first through these refs, then by its hash.
@@ -169,9 +169,9 @@ class Mirror(BareRepository):
                 return
             valid_refs = [ref for ref in dict.fromkeys(refs) if is_ref(ref)]
             last_error: GitFailed | None = None
-            for source in (*valid_refs, commit):
+            for fetch_source in (*valid_refs, commit):
                 try:
-                    await self._fetch(source)
+                    await self._fetch(fetch_source)
                 except GitFailed as error:
                     last_error = error
                 if await self.has_commit(commit):
@@ -183,7 +183,7 @@ class Mirror(BareRepository):
     async def fetch_refs(self, refs: Iterable[str]) -> dict[str, str]:
         """Fetch the current state of these refs. Return the commit of each existing ref."""
         valid_refs = [ref for ref in dict.fromkeys(refs) if is_ref(ref)]
-        commits: dict[str, str] = {}
+        commit_by_ref: dict[str, str] = {}
         async with self._lock:
             for ref in valid_refs:
                 try:
@@ -192,8 +192,8 @@ class Mirror(BareRepository):
                     if not any(error_text in str(error) for error_text in MISSING_ON_REMOTE):
                         raise
                     continue
-                commits[ref] = await self.resolve_commit(_mirror_ref(ref))
-        return commits
+                commit_by_ref[ref] = await self.resolve_commit(_mirror_ref(ref))
+        return commit_by_ref
 
     async def _fetch(self, ref: str) -> None:
         await self._prepare()
@@ -209,10 +209,10 @@ class Mirror(BareRepository):
     async def _prepare(self) -> None:
         """Create the mirror if it does not exist. Recreate it if it is too large; repack it if it has many packs."""
         if self.folder.exists():
-            size, packs = await asyncio.to_thread(_pack_bytes_and_count, self.folder)
-            if size > MAX_MIRROR_BYTES:
+            pack_bytes, pack_count = await asyncio.to_thread(_pack_bytes_and_count, self.folder)
+            if pack_bytes > MAX_MIRROR_BYTES:
                 await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
-            elif packs > MAX_PACKS:
+            elif pack_count > MAX_PACKS:
                 await self.run("repack", "-q", "-d", "--geometric=2", timeout_seconds=FETCH_SECONDS)
         if not self.folder.exists():
             await self.create()
@@ -236,8 +236,8 @@ class Mirror(BareRepository):
 
     async def commit_details(self, commit: str) -> CommitDetails:
         """Return the message and the author of a commit."""
-        args = ["log", "-1", "--no-show-signature", "--format=%an%x00%B", commit, "--"]
-        output = await self.git.run(args, git_dir=self.folder, max_output_bytes=MAX_FILE_BYTES)
+        git_arguments = ["log", "-1", "--no-show-signature", "--format=%an%x00%B", commit, "--"]
+        output = await self.git.run(git_arguments, git_dir=self.folder, max_output_bytes=MAX_FILE_BYTES)
         author, _, message = output.decode("utf-8", "replace").partition("\0")
         return CommitDetails(message=message.strip(), author=author.strip()[:200])
 
@@ -245,11 +245,11 @@ class Mirror(BareRepository):
         """Return whether the history of `descendant` includes `ancestor`."""
         return await self.git.succeeds(["merge-base", "--is-ancestor", ancestor, descendant], git_dir=self.folder)
 
-    async def merge_base(self, first: str, second: str) -> str:
+    async def merge_base(self, first_commit: str, second_commit: str) -> str:
         """Return the best common ancestor of two commits, or an empty string if there is none."""
-        if not await self.git.succeeds(["merge-base", first, second], git_dir=self.folder):
+        if not await self.git.succeeds(["merge-base", first_commit, second_commit], git_dir=self.folder):
             return ""
-        output = await self.run("merge-base", first, second)
+        output = await self.run("merge-base", first_commit, second_commit)
         return output.decode().strip()
 
     async def changed_paths(self, base: str, head: str) -> frozenset[str] | None:
@@ -267,9 +267,9 @@ class Mirror(BareRepository):
         """Return the sorted paths of all regular files of a commit, without symbolic links and submodules."""
         output = await self.run("ls-tree", "-r", "-z", "--full-tree", commit, "--")
         paths: list[str] = []
-        for entry in output.split(b"\0"):
-            attributes, _, path = entry.partition(b"\t")
-            if attributes[:6].decode("ascii", "replace") in REGULAR_FILE_MODES:
+        for tree_entry in output.split(b"\0"):
+            mode_and_type, _, path = tree_entry.partition(b"\t")
+            if mode_and_type[:6].decode("ascii", "replace") in REGULAR_FILE_MODES:
                 paths.append(path.decode("utf-8", "replace"))
         return sorted(paths)
 
@@ -279,16 +279,16 @@ class Mirror(BareRepository):
         if not paths:
             return {}
         output = await self.run("cat-file", "--batch-check", input=blobs.format_request(commit, paths))
-        sizes = blobs.parse_sizes(paths, output, max_bytes)
-        if not sizes:
+        size_by_path = blobs.parse_sizes(paths, output, max_bytes)
+        if not size_by_path:
             return {}
-        output = await self.run("cat-file", "--batch", input=blobs.format_request(commit, sizes))
-        return blobs.parse_contents(sizes, output)
+        output = await self.run("cat-file", "--batch", input=blobs.format_request(commit, size_by_path))
+        return blobs.parse_contents(size_by_path, output)
 
     async def read_file(self, commit: str, path: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """Return the content of a file. Raise `GitFailed` if it does not exist or is larger than `max_bytes`."""
-        args = ["cat-file", "blob", f"{commit}:{path}"]
-        return await self.git.run(args, git_dir=self.folder, max_output_bytes=max_bytes)
+        git_arguments = ["cat-file", "blob", f"{commit}:{path}"]
+        return await self.git.run(git_arguments, git_dir=self.folder, max_output_bytes=max_bytes)
 
 
 def _mirror_ref(ref: str) -> str:

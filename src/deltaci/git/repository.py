@@ -45,8 +45,8 @@ class BareRepository:
         temporary_folder.mkdir(mode=mode)
         try:
             await self.git.run(["init", "--quiet", "--bare", "--template=", str(temporary_folder)])
-            for name in subfolders:
-                (temporary_folder / name).mkdir()
+            for subfolder in subfolders:
+                (temporary_folder / subfolder).mkdir()
             temporary_folder.rename(self.folder)
         finally:
             shutil.rmtree(temporary_folder, ignore_errors=True)
@@ -57,10 +57,17 @@ class BareRepository:
 
     async def fetch(self, remote: GitRemote, refspecs: Iterable[str], *options: str) -> None:
         """Fetch these refspecs from a remote. Raise `GitFailed` if that fails."""
-        args = ["fetch", "--quiet", "--force", "--no-write-fetch-head", "--update-head-ok", "--no-recurse-submodules"]
-        args += ["--no-auto-maintenance", "--no-show-forced-updates", *options, "--", remote.url, *refspecs]
-        seconds = self.git.profile.fetch_seconds
-        await self.git.run(args, git_dir=self.folder, remote=remote, timeout_seconds=seconds)
+        git_arguments = [
+            "fetch",
+            "--quiet",
+            "--force",
+            "--no-write-fetch-head",
+            "--update-head-ok",
+            "--no-recurse-submodules",
+        ]
+        git_arguments += ["--no-auto-maintenance", "--no-show-forced-updates", *options, "--", remote.url, *refspecs]
+        timeout_seconds = self.git.profile.fetch_seconds
+        await self.git.run(git_arguments, git_dir=self.folder, remote=remote, timeout_seconds=timeout_seconds)
 
     async def has_commit(self, commit: str) -> bool:
         """Return whether the repository contains the commit."""
@@ -77,14 +84,14 @@ class BareRepository:
 
         Without `min_age_seconds`, no other process may use the repository.
         """
-        count, newest_removable = 0, time.time() - min_age_seconds
+        removed_count, newest_removable_at = 0, time.time() - min_age_seconds
         folders = (self.folder, self.folder / "objects" / "info")
         for lock_file in (
-            *(path for folder in folders for path in folder.glob("*.lock")),
+            *(lock_path for folder in folders for lock_path in folder.glob("*.lock")),
             *(self.folder / "refs").rglob("*.lock"),
         ):
             with suppress(OSError):  # Its holder has removed it meanwhile.
-                if not min_age_seconds or lock_file.stat().st_mtime < newest_removable:
+                if not min_age_seconds or lock_file.stat().st_mtime < newest_removable_at:
                     lock_file.unlink()
-                    count += 1
-        return count
+                    removed_count += 1
+        return removed_count

@@ -74,14 +74,14 @@ def parse_url(url: str, policy: UrlPolicy) -> RepositoryUrl:
     if (scp_url := _SCP_URL.fullmatch(url)) is not None and "://" not in url:
         return RepositoryUrl(url=url, protocol=SSH, host=scp_url["host"].lower(), port=DEFAULT_PORTS[SSH])
     try:
-        parts = urlsplit(url)
-        port = parts.port
+        url_parts = urlsplit(url)
+        port = url_parts.port
     except ValueError:
         raise _refused_url(url, "expected one like https://host/owner/name.git") from None
-    if parts.scheme == FILE:
-        return _parse_local(url, parts.path, policy)
-    _check_protocol(url, parts.scheme, policy)
-    return _parse_remote(url, parts, port)
+    if url_parts.scheme == FILE:
+        return _parse_local(url, url_parts.path, policy)
+    _check_protocol(url, url_parts.scheme, policy)
+    return _parse_remote(url, url_parts, port)
 
 
 def _parse_local(url: str, path: str, policy: UrlPolicy) -> RepositoryUrl:
@@ -91,19 +91,19 @@ def _parse_local(url: str, path: str, policy: UrlPolicy) -> RepositoryUrl:
     return RepositoryUrl(url=f"file://{path}", protocol=FILE)
 
 
-def _parse_remote(url: str, parts: SplitResult, port: int | None) -> RepositoryUrl:
-    host = (parts.hostname or "").lower()
+def _parse_remote(url: str, url_parts: SplitResult, port: int | None) -> RepositoryUrl:
+    host = (url_parts.hostname or "").lower()
     if not _HOST.fullmatch(host):
         raise _refused_url(url, "its host is not a valid host name")
-    if parts.password is not None or (parts.username is not None and parts.scheme != SSH):
+    if url_parts.password is not None or (url_parts.username is not None and url_parts.scheme != SSH):
         raise _refused_url(
             url, "it contains a user or a password; store that as a secret, and name it as the credential"
         )
-    if parts.username is not None and not _USER.fullmatch(parts.username):
+    if url_parts.username is not None and not _USER.fullmatch(url_parts.username):
         raise _refused_url(url, "its user is not a valid user name")
-    if len(parts.path) < 2 or parts.path.startswith("/-") or parts.query or parts.fragment:
+    if len(url_parts.path) < 2 or url_parts.path.startswith("/-") or url_parts.query or url_parts.fragment:
         raise _refused_url(url, "expected the path of a repository after the host, and nothing else")
-    return RepositoryUrl(url=url, protocol=parts.scheme, host=host, port=port or DEFAULT_PORTS[parts.scheme])
+    return RepositoryUrl(url=url, protocol=url_parts.scheme, host=host, port=port or DEFAULT_PORTS[url_parts.scheme])
 
 
 def _check_protocol(url: str, protocol: str, policy: UrlPolicy) -> None:
@@ -158,10 +158,10 @@ def _effective_addresses(ip: IPv4Address | IPv6Address) -> Iterable[IPv4Address 
     An IPv4-mapped address is only another notation: its IPv4 address alone is returned.
     """
     if isinstance(ip, IPv6Address):
-        candidates = [ip.ipv4_mapped, ip.sixtofour, *(ip.teredo or ())]
+        candidate_addresses = [ip.ipv4_mapped, ip.sixtofour, *(ip.teredo or ())]
         if ip in _NAT64:
-            candidates.append(IPv4Address(int(ip) & 0xFFFFFFFF))
-        embedded = [address for address in candidates if address is not None]
+            candidate_addresses.append(IPv4Address(int(ip) & 0xFFFFFFFF))
+        embedded_addresses = [address for address in candidate_addresses if address is not None]
         # A mapped address is only another notation for its IPv4 address.
-        return embedded if ip.ipv4_mapped is not None else [ip, *embedded]
+        return embedded_addresses if ip.ipv4_mapped is not None else [ip, *embedded_addresses]
     return [ip]

@@ -65,11 +65,11 @@ class LocalEngine:
 
     async def start(self, plan: Plan, origin: Origin, *, rerun_of: str = "") -> str:
         """Start a run of this plan under the next free `run-N`. Returns its id."""
-        number = 1 + await self.store.count(TENANT, RUNS, 1_000_000)
-        while await self.store.find(f"run-{number}") is not None:
-            number += 1
-        id = f"run-{number}"
-        record = Run(
+        run_number = 1 + await self.store.count(TENANT, RUNS, 1_000_000)
+        while await self.store.find(f"run-{run_number}") is not None:
+            run_number += 1
+        id = f"run-{run_number}"
+        run_record = Run(
             id=id,
             run_id=id,
             tenant=TENANT,
@@ -80,8 +80,10 @@ class LocalEngine:
             timeout_seconds=plan.timeout_seconds,
             optional_wait_seconds=plan.optional_wait_seconds,
         )
-        specs: tuple[JobSpec, ...] = tuple(job.spec for job in plan.jobs)
-        await self.server.engine.do(StartRun(id=id, record=record, jobs=specs, plan_hash=plan.hash, actor=LOCAL_USER))
+        job_specs: tuple[JobSpec, ...] = tuple(job.spec for job in plan.jobs)
+        await self.server.engine.do(
+            StartRun(id=id, record=run_record, jobs=job_specs, plan_hash=plan.hash, actor=LOCAL_USER)
+        )
         return id
 
     async def cancel(self, run_id: str, reason: str) -> None:
@@ -113,19 +115,19 @@ async def open_engine(folder: Path, store: Store, *, labels: Sequence[str], slot
         _log_to(folder / "engine.log")
         async with Server(store, folder, profile="local") as server:
             listener = HttpListener(server, "127.0.0.1", 0)
-            listening = asyncio.create_task(listener.serve())
+            listen_task = asyncio.create_task(listener.serve())
             try:
                 local_engine = LocalEngine(server, folder)
                 await _cancel_abandoned_runs(local_engine)
-                resuming = asyncio.create_task(_resume_quarantined(server, await store.last_seq()))
+                resume_task = asyncio.create_task(_resume_quarantined(server, await store.last_seq()))
                 try:
                     async with _runner(folder, listener.url, labels, slots):
                         yield local_engine
                 finally:
-                    await cancel_and_wait(resuming)
+                    await cancel_and_wait(resume_task)
             finally:
                 listener.stop()
-                await listening
+                await listen_task
 
 
 async def _resume_quarantined(server: Server, since: int) -> None:
@@ -142,21 +144,21 @@ async def _runner(folder: Path, url: str, labels: Sequence[str], slots: int) -> 
     runner_folder.mkdir(mode=0o700, exist_ok=True)
     for file_name in (CREDENTIAL_FILE, REQUEST_FILE):
         (runner_folder / file_name).unlink(missing_ok=True)
-    name = f"here-{secrets.token_hex(4)}"
-    token = registration_token(folder, name, TENANT, TOKEN_SECONDS)
+    runner_name = f"here-{secrets.token_hex(4)}"
+    token = registration_token(folder, runner_name, TENANT, TOKEN_SECONDS)
     credentials = CredentialProvider(
         url, runner_folder, labels=labels, slots=slots, token=token, runtime=LocalRuntime(url)
     )
     credential = await asyncio.to_thread(credentials.obtain)
     agent = Agent(credentials, credential, labels=labels, slots=slots, folder=runner_folder)
-    running = asyncio.create_task(agent.run())
+    agent_task = asyncio.create_task(agent.run())
     try:
         yield
     finally:
         agent.stop()
         agent.stop()  # The second call ends running jobs at once: nobody waits for them.
         with suppress(asyncio.CancelledError, TimeoutError):
-            await asyncio.wait_for(running, STOP_SECONDS)
+            await asyncio.wait_for(agent_task, STOP_SECONDS)
 
 
 async def _cancel_abandoned_runs(local_engine: LocalEngine) -> None:

@@ -13,7 +13,7 @@ from deltaci.local.tree import Snapshot, WorkingTree
 from deltaci.pipeline.change import Change, EventName
 from deltaci.pipeline.github import ParsedWorkflow
 from deltaci.pipeline.parse.parse_result import ParseResult
-from deltaci.pipeline.parse.problems import Problem, errors
+from deltaci.pipeline.parse.problems import Problem, select_errors
 from deltaci.pipeline.planning.plan import Plan
 from deltaci.pipeline.repository import (
     ChangedPaths,
@@ -145,15 +145,20 @@ def _plan_pipeline(
         file = structs.replace(file, result=result)
     common: dict[str, Any] = {"file": result.file, "text": file.text, "is_foreign": file.kind == "github"}
     if result.pipeline is None:
-        return PlannedPipeline(**common, problems=errors(result.problems))
-    is_on, reason = check_file_triggers(file, change, diff.changed)
-    if request.files and not is_on:  # A file that the user names always runs.
-        is_on, reason = True, f"it was named, though {reason}"
-    if not is_on:
-        return PlannedPipeline(**common, reason=reason)
+        return PlannedPipeline(**common, problems=select_errors(result.problems))
+    is_triggered, trigger_reason = check_file_triggers(file, change, diff.changed)
+    if request.files and not is_triggered:  # A file that the user names always runs.
+        is_triggered, trigger_reason = True, f"it was named, though {trigger_reason}"
+    if not is_triggered:
+        return PlannedPipeline(**common, reason=trigger_reason)
     matrix = {name: (value,) for name, value in request.matrix.items()}
     compiled = plan_file(file, change, diff, source, requested_jobs=request.jobs, matrix=matrix)
     notes = tuple(problem for problem in compiled.problems if problem.is_warning)
     return PlannedPipeline(
-        **common, is_triggered=True, reason=reason, plan=compiled.plan, problems=errors(compiled.problems), notes=notes
+        **common,
+        is_triggered=True,
+        reason=trigger_reason,
+        plan=compiled.plan,
+        problems=select_errors(compiled.problems),
+        notes=notes,
     )

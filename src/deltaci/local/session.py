@@ -141,24 +141,29 @@ class Session:
         self._started: list[StartedRun] = []
 
     async def select_failed_jobs(self) -> None:
-        """Plan only the jobs that did not succeed the last time.
+        """Plan only the jobs that did not succeed in the last runs, the jobs after them, and the approvals before
+        these.
 
-        Raise `Refused` if there was no earlier run, or every job succeeded.
+        A file without an earlier run keeps all jobs. Raise `Refused` if no file has an earlier run, or every job
+        succeeded.
         """
         last_runs = read_last_runs(self._engine.folder).runs
         if not any(file in last_runs for file, _ in self._plans):
             raise Refused("wrong_state", "there is no earlier run here; run it without --failed first")
         narrowed: list[tuple[str, Plan]] = []
         for file, plan in self._plans:
-            done: dict[str, tuple[str, str]] = {}
+            reasons_to_skip: dict[str, tuple[str, str]] = {}
             if run_id := last_runs.get(file, ""):
                 earlier_jobs = await self._earlier_jobs(run_id, {planned_job.spec.name for planned_job in plan.jobs})
                 to_rerun = job_names_to_rerun(earlier_jobs)
-                done = {
-                    name: ("succeeded_before", f"it succeeded in {job.run_id}") for name, job in earlier_jobs.items()
+                reasons_to_skip = {
+                    job_name: ("succeeded_before", f"it succeeded in {job.run_id}")
+                    for job_name, job in earlier_jobs.items()
                 }
-                done = {name: why for name, why in done.items() if name not in to_rerun}
-            narrowed.append((file, exclude_jobs(plan, done, are_done=True)))
+                reasons_to_skip = {
+                    job_name: why for job_name, why in reasons_to_skip.items() if job_name not in to_rerun
+                }
+            narrowed.append((file, exclude_jobs(plan, reasons_to_skip, are_done=True)))
         self._plans = [
             (file, plan) for file, plan in narrowed if any(_is_task(planned_job) for planned_job in plan.jobs)
         ]
@@ -170,14 +175,14 @@ class Session:
         jobs: dict[str, Job] = {}
         while run_id and (missing := sorted(names - set(jobs))):
             jobs |= {job.spec.name: job for job in await self._engine.jobs(run_id, missing)}
-            record = await self._engine.store.find(run_id)
-            run_id = record.rerun_of if isinstance(record, Run) else ""
+            run_record = await self._engine.store.find(run_id)
+            run_id = run_record.rerun_of if isinstance(run_record, Run) else ""
         return jobs
 
     def set_secrets(self, values: Mapping[str, str]) -> None:
         """Store secrets for the jobs."""
-        for name, value in values.items():
-            self._engine.secrets.set(TENANT, name, value)
+        for secret_name, secret in values.items():
+            self._engine.secrets.set(TENANT, secret_name, secret)
 
     async def run(
         self, screen: Screen, decide: DecideApproval, env: Mapping[str, str], *, is_again: bool
@@ -226,12 +231,12 @@ class Session:
 
 def job_environment(arguments: Sequence[str]) -> dict[str, str]:
     """Return the environment for jobs: the network settings of this machine and the variables in `arguments`."""
-    variables = {name: value for name, value in os.environ.items() if _NETWORK.fullmatch(name)}
+    variables = {variable: value for variable, value in os.environ.items() if _NETWORK.fullmatch(variable)}
     for argument in arguments:
-        name, is_pair, value = argument.partition("=")
-        if not is_pair and name not in os.environ:
-            raise Refused("bad_request", f"--env {name!r}: there is no such variable here; give {name}=VALUE")
-        variables[name] = value if is_pair else os.environ[name]
+        variable, has_value, value = argument.partition("=")
+        if not has_value and variable not in os.environ:
+            raise Refused("bad_request", f"--env {variable!r}: there is no such variable here; give {variable}=VALUE")
+        variables[variable] = value if has_value else os.environ[variable]
     return variables
 
 

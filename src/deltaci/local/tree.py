@@ -59,7 +59,11 @@ class WorkingTree:
     # -- snapshots
 
     def snapshot(self) -> Snapshot:
-        """Commit all files that git does not ignore to our repository."""
+        """Return a commit of all files that git does not ignore: HEAD if it has the same files, else a new one in our
+        repository.
+
+        Files that cannot be read are left out.
+        """
         self._prepare()
         head = self._query_user_git("rev-parse", "--verify", "--quiet", "HEAD^{commit}") if self.is_git else ""
         added = self._git("add", "--all", "--ignore-errors", "--", ".")
@@ -71,9 +75,9 @@ class WorkingTree:
         else:
             date = self._query_user_git("show", "-s", "--format=%cI", head) if head else "1970-01-01T00:00:00Z"
             dates = {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
-            parents = ("-p", head) if head else ()
+            parent_arguments = ("-p", head) if head else ()
             commit = self._checked_git(
-                "commit-tree", tree, *parents, "-m", "what is here", extra_env={**_AUTHOR_ENV, **dates}
+                "commit-tree", tree, *parent_arguments, "-m", "what is here", extra_env={**_AUTHOR_ENV, **dates}
             )
         self._checked_git("update-ref", self.snapshot_ref(), commit)
         return Snapshot(commit=commit, head=head, is_clean=commit == head)
@@ -84,8 +88,8 @@ class WorkingTree:
             result = run_in_user_repository(["init", "--quiet", "--bare", str(self.git_dir)], self.root, GIT_SECONDS)
             if result.returncode:
                 raise Refused("unreadable", f"cannot create a repository in {self.git_dir}: {_error_text(result)}")
-        for name in ("uploadpack.allowAnySHA1InWant", "uploadpack.allowFilter"):
-            self._checked_git("config", name, "true")
+        for setting in ("uploadpack.allowAnySHA1InWant", "uploadpack.allowFilter"):
+            self._checked_git("config", setting, "true")
         info = self.git_dir / "info"
         info.mkdir(exist_ok=True)
         ignored = [f"/{self.git_dir.parent.relative_to(self.root)}/"] if self.git_dir.is_relative_to(self.root) else []
@@ -135,13 +139,13 @@ class WorkingTree:
             if not commit:
                 raise Refused("bad_request", f"there is no commit {requested!r} here; name a branch, a tag or a commit")
             return self._query_user_git("merge-base", commit, snapshot.head) or commit, requested
-        for name in _BASE_BRANCHES:
-            tip = self._query_user_git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+        for branch in _BASE_BRANCHES:
+            tip = self._query_user_git("rev-parse", "--verify", "--quiet", f"{branch}^{{commit}}")
             base = self._query_user_git("merge-base", tip, snapshot.head) if tip else ""
             if base and not (base == snapshot.head and snapshot.is_clean):
-                return base, name if base != snapshot.head else "the last commit"
-        previous = self._query_user_git("rev-parse", "--verify", "--quiet", f"{snapshot.head}^^{{commit}}")
-        return (previous, "the previous commit") if previous else ("", "there is only one commit")
+                return base, branch if base != snapshot.head else "the last commit"
+        parent_commit = self._query_user_git("rev-parse", "--verify", "--quiet", f"{snapshot.head}^^{{commit}}")
+        return (parent_commit, "the previous commit") if parent_commit else ("", "there is only one commit")
 
     def changed_paths(self, base: str, commit: str) -> frozenset[str] | None:
         """Return every path that differs; None if git cannot tell."""
@@ -161,18 +165,18 @@ class WorkingTree:
         return f"refs/heads/{self.current_branch() or 'here'}"
 
     def default_branch(self) -> str:
-        branch = (
+        remote_branch = (
             self._query_user_git("symbolic-ref", "--quiet", "--short", "refs/remotes/origin/HEAD")
             if self.is_git
             else ""
         )
-        return branch.removeprefix("origin/") or "main"
+        return remote_branch.removeprefix("origin/") or "main"
 
     def repository_name(self) -> str:
         """Return `owner/name` from the URL of the remote `origin`, or the folder's name."""
-        url = self._query_user_git("remote", "get-url", "origin") if self.is_git else ""
-        parts = url.removesuffix(".git").replace(":", "/").rstrip("/").split("/")
-        return "/".join(parts[-2:]) if url and len(parts) >= 2 and parts[-2] else self.root.name
+        origin_url = self._query_user_git("remote", "get-url", "origin") if self.is_git else ""
+        url_parts = origin_url.removesuffix(".git").replace(":", "/").rstrip("/").split("/")
+        return "/".join(url_parts[-2:]) if origin_url and len(url_parts) >= 2 and url_parts[-2] else self.root.name
 
     def user_name(self) -> str:
         """Return the user's name."""

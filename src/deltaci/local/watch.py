@@ -66,8 +66,8 @@ class RunWatcher:
                 if event.entity == RUN and event.to in run.TERMINAL:
                     break
         finally:
-            for task in self._decisions:
-                task.cancel()
+            for decision_task in self._decisions:
+                decision_task.cancel()
             await asyncio.gather(
                 *self._decisions, *(log.close() for log in self._logs.values()), return_exceptions=True
             )
@@ -84,9 +84,14 @@ class RunWatcher:
         if isinstance(record, Attempt) and lease:
             if earlier := self._logs.pop(record.job_id, None):
                 await earlier.close()
-            folder = self._engine.folder / "runs" / self._run_id
+            run_folder = self._engine.folder / "runs" / self._run_id
             self._logs[record.job_id] = LogFollower(
-                self._engine.server.logs, record.id, lease.number, record.job_id.partition("/")[2], self._screen, folder
+                self._engine.server.logs,
+                record.id,
+                lease.number,
+                record.job_id.partition("/")[2],
+                self._screen,
+                run_folder,
             )
 
     async def _on_job(self, event: Event) -> None:
@@ -94,24 +99,24 @@ class RunWatcher:
         assert isinstance(record, Job)
         if record.state != event.to:
             return  # It has changed again, which a later event shows.
-        tail: list[str] = []
+        log_tail: list[str] = []
         if event.to in job.TERMINAL and (log := self._logs.get(record.id)):
             await log.close()
-            tail = list(log.tail) if not job.satisfies(record) else []
-        self._screen.job_changed(record, tail)
+            log_tail = list(log.tail) if not job.satisfies(record) else []
+        self._screen.job_changed(record, log_tail)
         if job.MACHINE.changes(event.to, Approve):
-            decision = asyncio.create_task(self._decide_approval(record))
-            self._decisions.add(decision)
-            decision.add_done_callback(self._decisions.discard)
+            decision_task = asyncio.create_task(self._decide_approval(record))
+            self._decisions.add(decision_task)
+            decision_task.add_done_callback(self._decisions.discard)
 
     async def _decide_approval(self, waiting_job: Job) -> None:
         answer = await self._decide(waiting_job)
-        command = Approve if answer else Reject
+        command_type = Approve if answer else Reject
         # The local user stands for as many approvers as the gate requires.
-        for number in range(waiting_job.spec.gate.approvers):
-            actor = LOCAL_USER if not number else f"{LOCAL_USER}-{number + 1}"
+        for approver_index in range(waiting_job.spec.gate.approvers):
+            actor = LOCAL_USER if not approver_index else f"{LOCAL_USER}-{approver_index + 1}"
             roles = (waiting_job.spec.gate.role,) if waiting_job.spec.gate.role else ()
-            await self._engine.server.engine.do(command(id=waiting_job.id, actor=actor, roles=roles))
+            await self._engine.server.engine.do(command_type(id=waiting_job.id, actor=actor, roles=roles))
             if not answer:
                 return
 
