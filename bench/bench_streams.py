@@ -145,7 +145,7 @@ def _parts(count: int) -> list[str]:
         ATTEMPTS.step(job, Publish(id=job.id), 1_767_513_600_000_000, events)
     parts, part = [], b""
     for seq, event in enumerate(events, 10_000):
-        part += Frame(with_seq(event, seq)).text
+        part += Frame(with_seq(event, seq)).encoded
         if len(part) >= CHUNK_BYTES:
             parts.append(part.decode())
             part = b""

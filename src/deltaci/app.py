@@ -57,7 +57,7 @@ from deltaci.server.rest.http.request import AppState
 from deltaci.server.rest.streams.event_streams import EventStreams
 from deltaci.server.runner_api.app import RunnerApp
 from deltaci.server.runner_api.control_channel import ControlHub
-from deltaci.server.runner_api.job_data import JobDataHandlers
+from deltaci.server.runner_api.job_data import JobResourceHandlers
 from deltaci.server.runner_api.message_handlers import MessageHandlers
 from deltaci.server.runner_api.nats_dispatch import Dispatcher
 from deltaci.server.runner_api.registration import RunnerRegistry, RunnerTokenIssuer
@@ -110,9 +110,9 @@ def registration_token(
 
 def write_url_file(folder: Path, url: str) -> Path:
     """Write the URL to `server.url` in the server's folder, where the command line finds it. Return that path."""
-    path = folder / URL_FILE
-    path.write_text(f"{url}\n", encoding="utf-8")
-    return path
+    url_path = folder / URL_FILE
+    url_path.write_text(f"{url}\n", encoding="utf-8")
+    return url_path
 
 
 class Server:
@@ -171,7 +171,7 @@ class Server:
         control_plane = self._control_plane
         forges = control_plane.forges if control_plane is not None else None
         self.reporter = RunReporter(store, self.engine, forges)
-        self._job_data_handlers = JobDataHandlers(
+        self._job_resource_handlers = JobResourceHandlers(
             self.message_handlers, self.blobs, self.secrets, folder / "incoming", quota=self.tenants
         )
         self.app = self._create_app(issuer)
@@ -189,7 +189,7 @@ class Server:
             RunnerRegistry(self.engine, self.signer, issuer=issuer, incarnations=self.incarnations),
             self.logs,
             self.control,
-            self._job_data_handlers,
+            self._job_resource_handlers,
             control_plane.worktrees if control_plane is not None else None,
             self.fleet.heartbeats,
             control_plane.serve if control_plane is not None else None,
@@ -227,7 +227,7 @@ class Server:
         await self._follower.stop()
         await self.fleet.stop()
         await self.control.stop()
-        await asyncio.to_thread(self._job_data_handlers.close)
+        await asyncio.to_thread(self._job_resource_handlers.close)
         await self.engine.stop()
         if self._control_plane is not None:
             await self._control_plane.stop_transitions()

@@ -28,7 +28,7 @@ from deltaci.server.auth.credentials import REGISTRATION_SECONDS, Signer
 from deltaci.server.follower import Follower
 from deltaci.server.runner_api.app import RunnerApp
 from deltaci.server.runner_api.control_channel import ControlHub
-from deltaci.server.runner_api.job_data import JobDataHandlers, UploadLimits
+from deltaci.server.runner_api.job_data import JobResourceHandlers, UploadLimits
 from deltaci.server.runner_api.message_handlers import MessageHandlers
 from deltaci.server.runner_api.registration import RunnerRegistry
 from deltaci.server.secrets import Secrets
@@ -92,7 +92,7 @@ class Site:
         self.blobs = MemoryBlobStore()
         self.sealed = Secrets(self.blobs, KEY)
         self.message_handlers = protocol = MessageHandlers(server.store, server.engine, ttl_seconds, fleet=fleet)
-        self.job_data = JobDataHandlers(protocol, self.blobs, self.sealed, folder / "incoming", BOUNDS)
+        self.job_data = JobResourceHandlers(protocol, self.blobs, self.sealed, folder / "incoming", BOUNDS)
         heartbeats = fleet.heartbeats if fleet is not None else None
         self.app = RunnerApp(protocol, registry, self.logs, self.control, self.job_data, heartbeats=heartbeats)
         self.secrets: set[str] = set()

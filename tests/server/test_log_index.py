@@ -107,7 +107,7 @@ def test_appended_bytes_are_counted_once(tmp_path: Path) -> None:
         at = logs.append("a", 1, at, log[at : at + size])
         seen = indexes.snapshot(logs, "a", 1)
         assert (seen.size, seen.newlines) == (at, log[:at].count(b"\n"))
-    assert indexes.snapshot(logs, "a", 1, block=2).blocks == [log[: 2 * BLOCK_BYTES].count(b"\n")]
+    assert indexes.snapshot(logs, "a", 1, first_block=2).blocks == [log[: 2 * BLOCK_BYTES].count(b"\n")]
     assert [section.name for section in indexes.snapshot(logs, "a", 1).sections] == ["one", "two"]
 
     logs.path("a", 1).write_bytes(b"anew\n")

@@ -36,7 +36,7 @@ class ConnectionGuard:
         self._head_bytes = 0
         self._has_head_started = False
         self._is_body_arriving = False
-        self._timeout: asyncio.TimerHandle | None = None
+        self._timeout_handle: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Put the client certificate into the ASGI scope's `state` and start the timeout of the first request."""
@@ -50,15 +50,15 @@ class ConnectionGuard:
         self._update_request_timeout(False)
         super().connection_lost(exc)  # type: ignore[misc]
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, chunk: bytes) -> None:
         """Parse the bytes, and refuse a request whose unfinished head exceeds `MAX_HEAD_BYTES`.
 
         The head must be limited here because the parsers buffer it without limit.
         """
         was_head_open = self._is_head_open()
-        super().data_received(data)  # type: ignore[misc]
+        super().data_received(chunk)  # type: ignore[misc]
         is_head_open = self._is_head_open()
-        self._head_bytes = self._head_bytes + len(data) if was_head_open and is_head_open else 0
+        self._head_bytes = self._head_bytes + len(chunk) if was_head_open and is_head_open else 0
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse("too_large", f"the head of the request has more than {MAX_HEAD_BYTES} bytes; send less")
         self._update_request_timeout(not self.transport.is_closing() and (is_head_open or self._is_draining()))
@@ -94,21 +94,21 @@ class ConnectionGuard:
         is_arriving = self._h11_is("SEND_BODY") if hasattr(self, "conn") else self._is_body_arriving
         return is_arriving and self.cycle is not None and self.cycle.response_complete
 
-    def _h11_is(self, state: str) -> bool:
+    def _h11_is(self, state_name: str) -> bool:
         import h11  # Needed only if httptools is not installed.
 
-        return self.conn.their_state is getattr(h11, state)
+        return self.conn.their_state is getattr(h11, state_name)
 
     def _update_request_timeout(self, is_unfinished: bool) -> None:
         """Start the timeout of an unfinished request unless it is running, or cancel it if `is_unfinished` is false."""
-        if not is_unfinished and self._timeout is not None:
-            self._timeout.cancel()
-            self._timeout = None
-        elif is_unfinished and self._timeout is None:
-            self._timeout = self.loop.call_later(self.head_seconds, self._on_timeout)
+        if not is_unfinished and self._timeout_handle is not None:
+            self._timeout_handle.cancel()
+            self._timeout_handle = None
+        elif is_unfinished and self._timeout_handle is None:
+            self._timeout_handle = self.loop.call_later(self.head_seconds, self._on_timeout)
 
     def _on_timeout(self) -> None:
-        self._timeout = None
+        self._timeout_handle = None
         if self.cycle is not None and not self.cycle.response_complete:
             # The previous request is still being answered, and nothing is read meanwhile.
             self._update_request_timeout(True)
@@ -119,11 +119,11 @@ class ConnectionGuard:
 
     def _refuse(self, code: str, message: str) -> None:
         body = encode(Problem(code, message))
-        head = (
+        response_head = (
             f"HTTP/1.1 {status_of(code)} Refused\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
             "cache-control: no-store\r\nconnection: close\r\n\r\n"
         )
-        self.transport.write(head.encode() + body)
+        self.transport.write(response_head.encode() + body)
         self.transport.close()
 
 

@@ -40,7 +40,10 @@ class HttpError(NamedTuple):
 
     def raw_headers(self) -> list[tuple[bytes, bytes]]:
         """Return the headers as ASGI sends them."""
-        return [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in self.headers.items()]
+        return [
+            (header_name.lower().encode(), header_value.encode("latin-1", "replace"))
+            for header_name, header_value in self.headers.items()
+        ]
 
 
 def http_error(error: Exception, request_id: str, allowed_methods: Sequence[str] = ()) -> HttpError:

@@ -63,14 +63,14 @@ class FailureRules:
 
         `rules` is empty for a file that cannot be parsed.
         """
-        document = await self._store.find_document(KIND, KIND, tenant)
-        if document is None:
+        stored_document = await self._store.find_document(KIND, KIND, tenant)
+        if stored_document is None:
             return RulesRecord()
-        stored_rules = _decode(document.body)
+        stored_rules = _decode(stored_document.body)
         # A file that this version cannot parse is shown, but not applied.
         rules = failure_rules.parse_failure_rules(stored_rules.text).rules or ()
         return RulesRecord(
-            text=stored_rules.text, by=stored_rules.by, at=stored_rules.at, version=document.version, rules=rules
+            text=stored_rules.text, by=stored_rules.by, at=stored_rules.at, version=stored_document.version, rules=rules
         )
 
     async def save(self, tenant: str, text: str, *, by: str, at: int, expected_version: int | None) -> None:
@@ -78,19 +78,19 @@ class FailureRules:
 
         Raises `Refused` and stores nothing if the text has errors or the stored version is not `expected_version`.
         """
-        parsed = failure_rules.parse_failure_rules(text)
-        if parsed.rules is None:
-            errors = [str(problem) for problem in parsed.problems if not problem.is_warning]
-            more = f"; and {len(errors) - MAX_LISTED} more" if len(errors) > MAX_LISTED else ""
-            raise Refused("bad_request", "; ".join(errors[:MAX_LISTED]) + more)
-        document = await self._store.find_document(KIND, KIND, tenant)
-        version = document.version if document is not None else 0
-        if expected_version is not None and expected_version != version:
-            raise Refused("stale_version", f"the rules are at version {version}, not {expected_version}")
-        body = _encode(_StoredRules(text=text, by=by, at=at))
+        parse_result = failure_rules.parse_failure_rules(text)
+        if parse_result.rules is None:
+            errors = [str(problem) for problem in parse_result.problems if not problem.is_warning]
+            more_text = f"; and {len(errors) - MAX_LISTED} more" if len(errors) > MAX_LISTED else ""
+            raise Refused("bad_request", "; ".join(errors[:MAX_LISTED]) + more_text)
+        stored_document = await self._store.find_document(KIND, KIND, tenant)
+        stored_version = stored_document.version if stored_document is not None else 0
+        if expected_version is not None and expected_version != stored_version:
+            raise Refused("stale_version", f"the rules are at version {stored_version}, not {expected_version}")
+        encoded_rules = _encode(_StoredRules(text=text, by=by, at=at))
         try:
             await self._store.put_documents(
-                [Document(kind=KIND, tenant=tenant, name=KIND, version=version, at=0, body=body)]
+                [Document(kind=KIND, tenant=tenant, name=KIND, version=stored_version, at=0, body=encoded_rules)]
             )
         except Conflict:
             raise Refused("stale_version", "another request set these rules at the same moment") from None

@@ -32,7 +32,7 @@ class Follower:
         self._store = store
         self._listeners: list[Listener] = []
         self._last_seq = 0
-        self._task: asyncio.Task[None] | None = None
+        self._follow_task: asyncio.Task[None] | None = None
 
     def subscribe(self, listener: Listener) -> None:
         """Call `listener` with each page of future events."""
@@ -41,11 +41,11 @@ class Follower:
     async def start(self) -> None:
         """Start a task that passes the events after the last committed one to the listeners."""
         self._last_seq = await self._store.last_seq()
-        self._task = asyncio.create_task(self._run(), name="follower")
+        self._follow_task = asyncio.create_task(self._run(), name="follower")
 
     async def stop(self) -> None:
-        if self._task is not None:
-            await cancel_and_wait(self._task)
+        if self._follow_task is not None:
+            await cancel_and_wait(self._follow_task)
 
     async def _run(self) -> None:
         is_error_logged = False
@@ -73,4 +73,4 @@ class Follower:
 def read_time_and_records(record_ids: Sequence[str]) -> Transaction[tuple[int, list[Record]]]:
     """Return the store's time, and the records with these ids that exist. Writes nothing."""
     now, stored_records = yield Begin(tuple(record_ids))
-    return now, [entry.record for entry in stored_records]
+    return now, [stored_record.record for stored_record in stored_records]

@@ -33,13 +33,13 @@ class LogIndex:
         self.blocks: array[int] = array("Q", [0])
         self.sections: list[LogSection] = []
         self._nonce = ""
-        self._line = b""  # The unfinished last line, while it is short enough for a marker.
+        self._unfinished_line = b""  # The unfinished last line, while it is short enough for a marker.
         self._is_line_too_long = False
 
     @property
     def lines(self) -> int:
         """Return the number of lines, including an unfinished last one."""
-        is_open = bool(self._line) or self._is_line_too_long
+        is_open = bool(self._unfinished_line) or self._is_line_too_long
         return self.newlines + (1 if is_open else 0)
 
     @property
@@ -47,56 +47,62 @@ class LogIndex:
         """Return whether the first line is a header of the runner, with the nonce that step markers carry."""
         return bool(self._nonce)
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, chunk: bytes) -> None:
         """Add the next bytes of the log to the index."""
-        self._find_markers(data)
-        start = 0
-        while start < len(data):
-            stop = min(len(data), start + BLOCK_BYTES - self.size % BLOCK_BYTES)
-            self.newlines += data.count(b"\n", start, stop)
-            self.size += stop - start
-            start = stop
+        self._find_markers(chunk)
+        block_start = 0
+        while block_start < len(chunk):
+            block_end = min(len(chunk), block_start + BLOCK_BYTES - self.size % BLOCK_BYTES)
+            self.newlines += chunk.count(b"\n", block_start, block_end)
+            self.size += block_end - block_start
+            block_start = block_end
             if self.size % BLOCK_BYTES == 0:
                 self.blocks.append(self.newlines)
 
-    def _find_markers(self, data: bytes) -> None:
+    def _find_markers(self, chunk: bytes) -> None:
         """Apply the step markers in the next complete lines, and keep the unfinished last line for the next call."""
-        text = self._line + data if self._line else data
+        pending_text = self._unfinished_line + chunk if self._unfinished_line else chunk
         if not self._nonce and not self.newlines and not self._is_line_too_long:
-            self._nonce = log_nonce(text) or ""
-        nonce = self._nonce.encode()
-        position = text.find(nonce) if nonce else -1
-        counted_to, line = 0, self.newlines + 1
-        while position >= 0:
-            start, end = text.rfind(b"\n", 0, position) + 1, text.find(b"\n", position)
-            if end < 0:
+            self._nonce = log_nonce(pending_text) or ""
+        nonce_bytes = self._nonce.encode()
+        nonce_position = pending_text.find(nonce_bytes) if nonce_bytes else -1
+        counted_end, line_number = 0, self.newlines + 1
+        while nonce_position >= 0:
+            marker_start, marker_end = (
+                pending_text.rfind(b"\n", 0, nonce_position) + 1,
+                pending_text.find(b"\n", nonce_position),
+            )
+            if marker_end < 0:
                 break
-            if start or not self._is_line_too_long:
-                marker = parse_marker(text[start : end + 1], self._nonce)
-                line, counted_to = line + text.count(b"\n", counted_to, start), start
+            if marker_start or not self._is_line_too_long:
+                marker = parse_marker(pending_text[marker_start : marker_end + 1], self._nonce)
+                line_number, counted_end = (
+                    line_number + pending_text.count(b"\n", counted_end, marker_start),
+                    marker_start,
+                )
                 if marker is not None:
-                    self._apply_marker(marker, line)
-            position = text.find(nonce, end)
-        line_start = text.rfind(b"\n") + 1
-        self._line = text[line_start:] if line_start else text
+                    self._apply_marker(marker, line_number)
+            nonce_position = pending_text.find(nonce_bytes, marker_end)
+        line_start = pending_text.rfind(b"\n") + 1
+        self._unfinished_line = pending_text[line_start:] if line_start else pending_text
         was_too_long = self._is_line_too_long and not line_start
-        self._is_line_too_long = was_too_long or len(self._line) > MAX_MARKER_BYTES
+        self._is_line_too_long = was_too_long or len(self._unfinished_line) > MAX_MARKER_BYTES
         if self._is_line_too_long:
-            self._line = b""
+            self._unfinished_line = b""
 
-    def _apply_marker(self, marker: StepMarker, line: int) -> None:
+    def _apply_marker(self, marker: StepMarker, line_number: int) -> None:
         """Begin or end a section for a step marker. Ignores an end marker that does not belong to the open section."""
         last_section = self.sections[-1] if self.sections else None
         if marker.name is not None:
             if len(self.sections) >= MAX_SECTIONS:
                 return
             if last_section is not None and not last_section.is_over:  # The runner died before it wrote the end marker.
-                self._end_section(last_section, line - 1, StepMarker(index=last_section.index))
+                self._end_section(last_section, line_number - 1, StepMarker(index=last_section.index))
             self.sections.append(
                 LogSection(
                     index=marker.index,
                     name=marker.name,
-                    first_line=line,
+                    first_line=line_number,
                     last_line=None,
                     is_over=False,
                     exit_code=None,
@@ -104,14 +110,14 @@ class LogIndex:
                 )
             )
         elif last_section is not None and not last_section.is_over and last_section.index == marker.index:
-            self._end_section(last_section, line, marker)
+            self._end_section(last_section, line_number, marker)
 
-    def _end_section(self, section: LogSection, line: int, marker: StepMarker) -> None:
+    def _end_section(self, section: LogSection, line_number: int, marker: StepMarker) -> None:
         self.sections[-1] = LogSection(
             index=section.index,
             name=section.name,
             first_line=section.first_line,
-            last_line=line,
+            last_line=line_number,
             is_over=True,
             exit_code=marker.exit_code,
             seconds=marker.seconds,
@@ -121,11 +127,11 @@ class LogIndex:
 class LogIndexSnapshot:
     """A copy of an index at one moment. Its `blocks` begin with the block of the given number."""
 
-    def __init__(self, index: LogIndex, block: int) -> None:
+    def __init__(self, index: LogIndex, first_block: int) -> None:
         self.size = index.size
         self.newlines = index.newlines
         self.lines = index.lines
-        self.blocks = index.blocks[block:].tolist()
+        self.blocks = index.blocks[first_block:].tolist()
         self.has_header = index.has_header
         self.sections = list(index.sections)
 
@@ -146,24 +152,24 @@ class LogIndexes:
         self._cache: OrderedDict[tuple[str, int], _LockedIndex] = OrderedDict()
         self._lock = Lock()
 
-    def snapshot(self, logs: LogStore, attempt_id: str, lease_number: int, block: int = 0) -> LogIndexSnapshot:
+    def snapshot(self, logs: LogStore, attempt_id: str, lease_number: int, first_block: int = 0) -> LogIndexSnapshot:
         """Index the log of an attempt's lease up to its present end.
 
         Return a copy whose `blocks` begin with this block.
         """
-        key = (attempt_id, lease_number)
+        log_key = (attempt_id, lease_number)
         with self._lock:
-            locked = self._cache.pop(key, None) or _LockedIndex()
-            self._cache[key] = locked
+            locked_index = self._cache.pop(log_key, None) or _LockedIndex()
+            self._cache[log_key] = locked_index
             while len(self._cache) > self._max_cached:
                 self._cache.popitem(last=False)
-        with locked.lock:
-            size = logs.size(attempt_id, lease_number)
-            if size < locked.index.size:  # The log was deleted and restarted.
-                locked.index = LogIndex()
-            while locked.index.size < size:
-                chunk = logs.read(attempt_id, lease_number, locked.index.size, PART_BYTES)
+        with locked_index.lock:
+            log_size = logs.size(attempt_id, lease_number)
+            if log_size < locked_index.index.size:  # The log was deleted and restarted.
+                locked_index.index = LogIndex()
+            while locked_index.index.size < log_size:
+                chunk = logs.read(attempt_id, lease_number, locked_index.index.size, PART_BYTES)
                 if not chunk:
                     break
-                locked.index.feed(chunk)
-            return LogIndexSnapshot(locked.index, block)
+                locked_index.index.feed(chunk)
+            return LogIndexSnapshot(locked_index.index, first_block)

@@ -41,34 +41,33 @@ class Request:
 
     def header(self, name: bytes) -> str:
         """Return the value of a header by its lower-case name, the last one if it is repeated, or an empty string."""
-        value = b""
+        header_value = b""
         for sent_name, sent_value in self._headers:
             if sent_name == name:
-                value = sent_value
-        return value.decode("utf-8", "replace")
+                header_value = sent_value
+        return header_value.decode("utf-8", "replace")
 
     def has_header(self, name: bytes) -> bool:
         """Return whether the header was sent, even with an empty value."""
         return any(sent_name == name for sent_name, _ in self._headers)
 
-    async def body(self, limit: int) -> bytes:
+    async def body(self, max_bytes: int) -> bytes:
         """Return the whole body. Raises `Refused` like `chunks`."""
-        return b"".join([chunk async for chunk in self.chunks(limit)])
+        return b"".join([chunk async for chunk in self.chunks(max_bytes)])
 
-    async def chunks(self, limit: int) -> AsyncIterator[bytes]:
+    async def chunks(self, max_bytes: int) -> AsyncIterator[bytes]:
         """Yield the body as it arrives.
 
-        Raises `Refused` if it has or announces more than `limit` bytes, stops arriving for `BODY_SECONDS`, or is cut
-        off.
+        Raises `Refused` if it has or announces more than `max_bytes`, stops arriving for `BODY_SECONDS`, or is cut off.
         """
-        size = 0
+        received_bytes = 0
         content_length = self.header(b"content-length")
         if (
             content_length.isascii()
             and content_length.isdecimal()
-            and (len(content_length) > MAX_DIGITS or int(content_length) > limit)
+            and (len(content_length) > MAX_DIGITS or int(content_length) > max_bytes)
         ):
-            raise _too_large(limit)
+            raise _too_large(max_bytes)
         while True:
             try:
                 async with asyncio.timeout(BODY_SECONDS):
@@ -78,29 +77,29 @@ class Request:
             if message["type"] == "http.disconnect":
                 raise Refused("bad_request", "the request broke off")
             chunk = message.get("body", b"")
-            size += len(chunk)
-            if size > limit:
-                raise _too_large(limit)
+            received_bytes += len(chunk)
+            if received_bytes > max_bytes:
+                raise _too_large(max_bytes)
             yield chunk
             if not message.get("more_body"):
                 return
 
     def check_is_json(self) -> None:
         """Raise `Refused` if the Content-Type is not JSON. A missing Content-Type counts as JSON."""
-        header = self.header(b"content-type")
-        media_type = header.partition(";")[0].strip().lower()
+        content_type = self.header(b"content-type")
+        media_type = content_type.partition(";")[0].strip().lower()
         if media_type not in ("", JSON) and not media_type.endswith("+json"):
-            raise Refused("wrong_media_type", f"the Content-Type is {header[:MAX_QUOTED_CHARS]!r}; send {JSON}")
+            raise Refused("wrong_media_type", f"the Content-Type is {content_type[:MAX_QUOTED_CHARS]!r}; send {JSON}")
 
     def token(self) -> str:
         """Return the bearer token, or an empty string if there is only a client certificate.
 
         Raises `Refused` if both are missing.
         """
-        header = self.header(b"authorization")
-        if self.peer is not None and not header:
+        authorization = self.header(b"authorization")
+        if self.peer is not None and not authorization:
             return ""
-        scheme, _, token = header.partition(" ")
+        scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise Refused("bad_credential", "no credential; send 'Authorization: Bearer …'")
         return token
@@ -117,10 +116,12 @@ class Request:
 
         Raises `Refused` if the header is missing or not a number.
         """
-        offset = self.header(_OFFSET)
-        if not (offset.isascii() and offset.isdecimal()) or len(offset) > MAX_OFFSET_DIGITS:
-            raise Refused("bad_request", f"{OFFSET_HEADER} is {offset[:20]!r}; give the byte at which this part begins")
-        return int(offset)
+        offset_text = self.header(_OFFSET)
+        if not (offset_text.isascii() and offset_text.isdecimal()) or len(offset_text) > MAX_OFFSET_DIGITS:
+            raise Refused(
+                "bad_request", f"{OFFSET_HEADER} is {offset_text[:20]!r}; give the byte at which this part begins"
+            )
+        return int(offset_text)
 
     def digest(self) -> str | None:
         """Return the SHA-256 of the body that the client sent in a header, or None.
@@ -142,5 +143,5 @@ class Request:
             pass
 
 
-def _too_large(limit: int) -> Refused:
-    return Refused("too_large", f"the body has more than {limit} bytes; send less at once")
+def _too_large(max_bytes: int) -> Refused:
+    return Refused("too_large", f"the body has more than {max_bytes} bytes; send less at once")

@@ -57,10 +57,11 @@ class SecretScope(msgspec.Struct, frozen=True, order=True):
         """Raise `Refused` if this is not a valid scope."""
         if self.branch and not self.project:
             raise Refused("bad_request", "a branch needs a project; name the project, too")
-        for text, max_chars in ((self.project, MAX_PROJECT), (self.branch, MAX_BRANCH)):
-            if len(text) > max_chars or not text.isprintable():
+        for scope_text, max_chars in ((self.project, MAX_PROJECT), (self.branch, MAX_BRANCH)):
+            if len(scope_text) > max_chars or not scope_text.isprintable():
                 raise Refused(
-                    "bad_request", f"{text[:80]!r} is not a valid name: give at most {max_chars} printable characters"
+                    "bad_request",
+                    f"{scope_text[:80]!r} is not a valid name: give at most {max_chars} printable characters",
                 )
         if self.branch:
             try:
@@ -77,8 +78,8 @@ class SecretScope(msgspec.Struct, frozen=True, order=True):
 
         An exact branch is narrower than a pattern, and a pattern with more literal characters is narrower than another.
         """
-        literal_chars = sum(char not in WILDCARDS for char in self.branch)
-        return (not WILDCARDS & set(self.branch) if self.branch else -1, literal_chars, self.branch)
+        literal_char_count = sum(char not in WILDCARDS for char in self.branch)
+        return (not WILDCARDS & set(self.branch) if self.branch else -1, literal_char_count, self.branch)
 
 
 class JobScope(msgspec.Struct, frozen=True):
@@ -135,7 +136,7 @@ class Secrets:
 
         `by` and `at` are for display. Raises `Refused` for an invalid value or scope.
         """
-        key = secret_key(tenant, name, scope.project, scope.branch)
+        blob_key = secret_key(tenant, name, scope.project, scope.branch)
         scope.check()
         if len(value.strip()) < MIN_CHARACTERS:
             raise Refused(
@@ -144,16 +145,20 @@ class Secrets:
         plaintext = value.encode("utf-8", "surrogatepass")
         if len(plaintext) > MAX_BYTES or "\0" in value or not _is_unicode(value):
             raise Refused("bad_request", f"a secret is a text of at most {MAX_BYTES} bytes without NUL; encode it")
-        existing = self._read_metadata(tenant, key)
-        if existing is None and sum(1 for _ in self._blob_keys(tenant)) >= MAX_SECRETS:
+        existing_metadata = self._read_metadata(tenant, blob_key)
+        if existing_metadata is None and sum(1 for _ in self._blob_keys(tenant)) >= MAX_SECRETS:
             raise Refused("bad_request", f"the tenant has {MAX_SECRETS} secrets already; remove some")
         metadata = SecretMetadata(
-            name=name, scope=scope, version=existing.version + 1 if existing is not None else 1, at=at, by=by
+            name=name,
+            scope=scope,
+            version=existing_metadata.version + 1 if existing_metadata is not None else 1,
+            at=at,
+            by=by,
         )
         metadata_json, nonce = _encode(metadata), secrets.token_bytes(NONCE_BYTES)
         ciphertext = self._cipher().encrypt(nonce, plaintext, _associated_data(tenant, name, scope) + metadata_json)
         self._blobs.put(
-            key, VERSION + len(metadata_json).to_bytes(SIZE_BYTES, "big") + metadata_json + nonce + ciphertext
+            blob_key, VERSION + len(metadata_json).to_bytes(SIZE_BYTES, "big") + metadata_json + nonce + ciphertext
         )
         return metadata
 
@@ -164,7 +169,9 @@ class Secrets:
     def list_all(self, tenant: str) -> list[SecretMetadata]:
         """Return the metadata of all secrets, by name, the widest scope first."""
         metadata_list = [
-            metadata for key in self._blob_keys(tenant) if (metadata := self._read_metadata(tenant, key)) is not None
+            metadata
+            for blob_key in self._blob_keys(tenant)
+            if (metadata := self._read_metadata(tenant, blob_key)) is not None
         ]
         return sorted(metadata_list, key=lambda secret: (secret.name, secret.scope))
 
@@ -188,46 +195,46 @@ class Secrets:
 
     def decrypt_existing(self, tenant: str, names: Iterable[str], scope: JobScope = NO_PROJECT) -> dict[str, str]:
         """Return the values of these secrets for a job. Leave out missing ones and undecryptable ones."""
-        requested_names, values = list(names), dict[str, str]()
+        requested_names, value_by_name = list(names), dict[str, str]()
         narrowest_scopes = self._narrowest_scopes(tenant, scope) if scope.project and requested_names else {}
         for name in requested_names:
             try:
-                values[name] = self._decrypt(tenant, name, narrowest_scopes.get(name, TENANT_WIDE))
+                value_by_name[name] = self._decrypt(tenant, name, narrowest_scopes.get(name, TENANT_WIDE))
             except Refused as refused:
                 if refused.code not in ("no_secret", "bad_request"):
                     raise
-        return values
+        return value_by_name
 
     def _narrowest_scopes(self, tenant: str, job_scope: JobScope) -> dict[str, SecretScope]:
         """Return the narrowest scope that matches the job, by secret name, of the secrets of the job's project."""
-        scopes: dict[str, SecretScope] = {}
-        for key in all_keys(self._blobs, project_secret_prefix(tenant, job_scope.project)):
-            if key.endswith(f"/{ANY_BRANCH}"):
-                name, scope = key.split("/")[-2], SecretScope(job_scope.project)
+        scope_by_name: dict[str, SecretScope] = {}
+        for blob_key in all_keys(self._blobs, project_secret_prefix(tenant, job_scope.project)):
+            if blob_key.endswith(f"/{ANY_BRANCH}"):
+                secret_name, scope = blob_key.split("/")[-2], SecretScope(job_scope.project)
             elif (
                 job_scope.branch
-                and (metadata := self._read_metadata(tenant, key)) is not None
+                and (metadata := self._read_metadata(tenant, blob_key)) is not None
                 and metadata.scope.matches_branch(job_scope.branch)
             ):
-                name, scope = metadata.name, metadata.scope
+                secret_name, scope = metadata.name, metadata.scope
             else:
                 continue
-            if name not in scopes or scope.rank() > scopes[name].rank():
-                scopes[name] = scope
-        return scopes
+            if secret_name not in scope_by_name or scope.rank() > scope_by_name[secret_name].rank():
+                scope_by_name[secret_name] = scope
+        return scope_by_name
 
     def _blob_keys(self, tenant: str) -> Iterator[str]:
         for prefix in (secret_prefix(tenant), scoped_secret_prefix(tenant)):
             yield from all_keys(self._blobs, prefix)
 
-    def _read_metadata(self, tenant: str, key: str) -> SecretMetadata | None:
+    def _read_metadata(self, tenant: str, blob_key: str) -> SecretMetadata | None:
         """Return the metadata stored under this key, or None if there is none or it belongs to another key.
 
         Thus a blob that was moved to another key is ignored. The metadata is unverified until the value was decrypted
         with it.
         """
         try:
-            blob = self._blobs.get(key)
+            blob = self._blobs.get(blob_key)
         except Refused:
             return None
         try:
@@ -238,11 +245,11 @@ class Secrets:
             Refused,
         ):  # A secret of an earlier version, or a corrupt one: list it, so that it can be removed.
             return (
-                SecretMetadata(name=key.removeprefix(secret_prefix(tenant)))
-                if key.startswith(secret_prefix(tenant))
+                SecretMetadata(name=blob_key.removeprefix(secret_prefix(tenant)))
+                if blob_key.startswith(secret_prefix(tenant))
                 else None
             )
-        return metadata if expected_key == key else None
+        return metadata if expected_key == blob_key else None
 
     def _decrypt(self, tenant: str, name: str, scope: SecretScope) -> str:
         try:
@@ -254,14 +261,18 @@ class Secrets:
             ) from None
         try:
             if blob[:1] == LEGACY_VERSION and scope == TENANT_WIDE:
-                metadata_json, encrypted, associated_data = b"", blob[1:], msgspec.json.encode([tenant, name])
+                metadata_json, nonce_and_ciphertext, associated_data = (
+                    b"",
+                    blob[1:],
+                    msgspec.json.encode([tenant, name]),
+                )
             else:
-                metadata_json, encrypted = _split(blob)
+                metadata_json, nonce_and_ciphertext = _split(blob)
                 associated_data = _associated_data(tenant, name, scope)
-            value: bytes = self._cipher().decrypt(
-                encrypted[:NONCE_BYTES], encrypted[NONCE_BYTES:], associated_data + metadata_json
+            decrypted_value: bytes = self._cipher().decrypt(
+                nonce_and_ciphertext[:NONCE_BYTES], nonce_and_ciphertext[NONCE_BYTES:], associated_data + metadata_json
             )
-            return value.decode()
+            return decrypted_value.decode()
         except (_optional_module("cryptography.exceptions").InvalidTag, ValueError):
             pass
         raise Refused(
@@ -272,8 +283,8 @@ class Secrets:
         """Return an AES-GCM cipher with a key derived from the server's key."""
         hkdf = _optional_module("cryptography.hazmat.primitives.kdf.hkdf").HKDF
         sha256 = _optional_module("cryptography.hazmat.primitives.hashes").SHA256
-        key = hkdf(algorithm=sha256(), length=32, salt=None, info=PURPOSE).derive(self._server_key)
-        return _optional_module("cryptography.hazmat.primitives.ciphers.aead").AESGCM(key)
+        cipher_key = hkdf(algorithm=sha256(), length=32, salt=None, info=PURPOSE).derive(self._server_key)
+        return _optional_module("cryptography.hazmat.primitives.ciphers.aead").AESGCM(cipher_key)
 
 
 def _split(blob: bytes) -> tuple[bytes, bytes]:
@@ -283,9 +294,9 @@ def _split(blob: bytes) -> tuple[bytes, bytes]:
     """
     if blob[:1] != VERSION:
         raise ValueError("not a secret of this version")
-    start = 1 + SIZE_BYTES
-    end = start + int.from_bytes(blob[1:start], "big")
-    return blob[start:end], blob[end:]
+    metadata_start = 1 + SIZE_BYTES
+    metadata_end = metadata_start + int.from_bytes(blob[1:metadata_start], "big")
+    return blob[metadata_start:metadata_end], blob[metadata_end:]
 
 
 def _associated_data(tenant: str, name: str, scope: SecretScope) -> bytes:

@@ -56,7 +56,10 @@ class TokenBucket:
         self._refilled_at = now
 
     def take(self, rate: int, now: float) -> None:
-        """Refill the bucket and take one token. Raises `RateLimited` if it is empty."""
+        """Take one token. Raise `RateLimited` if there is none.
+
+        Before, add `rate` tokens for each second since the last call, up to BURST_SECONDS' worth.
+        """
         self._tokens = min(float(rate * BURST_SECONDS), self._tokens + (now - self._refilled_at) * rate)
         self._refilled_at = now
         if self._tokens < 1:
@@ -71,16 +74,16 @@ class RequestSlots:
     """
 
     def __init__(self, max_running: int = MAX_RUNNING, max_waiting: int = MAX_WAITING) -> None:
-        self._free = max_running
+        self._free_slot_count = max_running
         self._max_waiting = max_waiting
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._waiting_futures: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._waiting_count = 0
 
     @asynccontextmanager
     async def slot(self, tenant: str) -> AsyncIterator[None]:
         """Wait for a free slot and hold it while the context is open. Raises `Overloaded` if too many requests wait."""
-        if self._free > 0:
-            self._free -= 1
+        if self._free_slot_count > 0:
+            self._free_slot_count -= 1
         else:
             await self._wait(tenant)
         try:
@@ -91,27 +94,27 @@ class RequestSlots:
     async def _wait(self, tenant: str) -> None:
         if self._waiting_count >= self._max_waiting:
             raise Overloaded(f"{self._max_waiting} requests are waiting already")
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(waiter)
+        slot_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting_futures.setdefault(tenant, deque()).append(slot_future)
         self._waiting_count += 1
         try:
-            await waiter
+            await slot_future
         except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
+            if slot_future.done() and not slot_future.cancelled():
                 self._release()  # The slot was assigned to a request that was cancelled meanwhile.
             raise
 
     def _release(self) -> None:
-        while self._waiting:
-            tenant, queue = self._waiting.popitem(last=False)
-            waiter = queue.popleft()
+        while self._waiting_futures:
+            tenant, queue = self._waiting_futures.popitem(last=False)
+            slot_future = queue.popleft()
             self._waiting_count -= 1
             if queue:
-                self._waiting[tenant] = queue  # Added at the end, so that the other tenants are served first.
-            if not waiter.done():
-                waiter.set_result(None)
+                self._waiting_futures[tenant] = queue  # Added at the end, so that the other tenants are served first.
+            if not slot_future.done():
+                slot_future.set_result(None)
                 return
-        self._free += 1
+        self._free_slot_count += 1
 
 
 class Tenants:
@@ -164,14 +167,19 @@ class Tenants:
 
     async def check_queue(self, tenant: str) -> None:
         """Raise `Refused` if the tenant has as many pending runs as its quota allows."""
-        limit = (await self.quotas(tenant)).queued_runs
-        if limit and await self._store.count(tenant, runs_with_status(PENDING), limit) >= limit:
-            raise Refused("over_quota", f"{limit} runs of this tenant are waiting; its quota is {limit}")
+        max_queued_runs = (await self.quotas(tenant)).queued_runs
+        if (
+            max_queued_runs
+            and await self._store.count(tenant, runs_with_status(PENDING), max_queued_runs) >= max_queued_runs
+        ):
+            raise Refused(
+                "over_quota", f"{max_queued_runs} runs of this tenant are waiting; its quota is {max_queued_runs}"
+            )
 
     async def remaining_bytes(self, tenant: str) -> int | None:
         """Return how many more bytes the tenant may store, or None for no limit. The measurement is cached."""
-        limit = (await self.quotas(tenant)).storage_bytes
-        return max(0, limit - await self.stored_bytes(tenant)) if limit else None
+        max_bytes = (await self.quotas(tenant)).storage_bytes
+        return max(0, max_bytes - await self.stored_bytes(tenant)) if max_bytes else None
 
     async def stored_bytes(self, tenant: str) -> int:
         """Return how many bytes of artifacts and caches the tenant has stored, measured at most every half minute."""
@@ -179,9 +187,9 @@ class Tenants:
             return cached
         return self._stored_bytes_cache.put(tenant, await asyncio.to_thread(keys.stored_bytes, self._blobs, tenant))
 
-    def add_stored_bytes(self, tenant: str, size: int) -> None:
+    def add_stored_bytes(self, tenant: str, uploaded_bytes: int) -> None:
         """Add the bytes of an upload to the cached measurement, if there is one."""
-        self._stored_bytes_cache.update(tenant, lambda measured: measured + size)
+        self._stored_bytes_cache.update(tenant, lambda measured: measured + uploaded_bytes)
 
     async def running_jobs(self, tenant: str) -> int:
         """Return how many jobs the tenant's workers are running."""
@@ -189,11 +197,13 @@ class Tenants:
 
     async def usage(self, tenant: str) -> Usage:
         """Return how many jobs the tenant runs, how many of its runs are pending, and how many bytes it stores."""
-        running_jobs = await self.running_jobs(tenant)
-        queued = await self._store.count(tenant, runs_with_status(PENDING), MAX_COUNTED)
-        return Usage(running_jobs=running_jobs, queued_runs=queued, storage_bytes=await self.stored_bytes(tenant))
+        running_job_count = await self.running_jobs(tenant)
+        queued_run_count = await self._store.count(tenant, runs_with_status(PENDING), MAX_COUNTED)
+        return Usage(
+            running_jobs=running_job_count, queued_runs=queued_run_count, storage_bytes=await self.stored_bytes(tenant)
+        )
 
 
 def _count_leases(tenant: str) -> Transaction[int]:
-    count: int = yield CountLiveLeases(tenant, MAX_COUNTED)
-    return count
+    lease_count: int = yield CountLiveLeases(tenant, MAX_COUNTED)
+    return lease_count

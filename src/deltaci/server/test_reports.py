@@ -51,16 +51,16 @@ class TestReports:
 
     async def read(self, attempt: Attempt, lease_number: int, blobs: BlobStore, disk: DiskThreads) -> ParsedReports:
         """Return the parsed reports that a finished attempt uploaded under a lease, from the cache if possible."""
-        key = (attempt.id, lease_number)
+        report_key = (attempt.id, lease_number)
         async with self._lock:
-            reports = self._cache.pop(key, None)
+            reports = self._cache.pop(report_key, None)
             if reports is None:
                 reports = await disk.run(lambda: read_reports(blobs, attempt, lease_number))
-            self._cache[key] = reports
-            cached_count = sum(len(cached.cases) for cached in self._cache.values())
-            while cached_count > MAX_CACHED and len(self._cache) > 1:
-                _, evicted = self._cache.popitem(last=False)
-                cached_count -= len(evicted.cases)
+            self._cache[report_key] = reports
+            cached_case_count = sum(len(cached_reports.cases) for cached_reports in self._cache.values())
+            while cached_case_count > MAX_CACHED and len(self._cache) > 1:
+                _, evicted_reports = self._cache.popitem(last=False)
+                cached_case_count -= len(evicted_reports.cases)
         return reports
 
 
@@ -93,11 +93,11 @@ def _read_files(
     remaining_bytes = MAX_BYTES
     for path in report_paths(attempt.report):
         try:
-            key = keys.artifact_key(attempt.tenant, attempt.id, lease_number, path)
+            blob_key = keys.artifact_key(attempt.tenant, attempt.id, lease_number, path)
         except Refused:
             problems.append(f"the test report {path[:200]} has a name that cannot be stored")
             continue
-        blob_stat = blobs.stat(key)
+        blob_stat = blobs.stat(blob_key)
         if blob_stat is None:
             problems.append(f"the test report {path[:200]} is no longer stored")
         elif blob_stat.bytes > remaining_bytes:
@@ -106,7 +106,7 @@ def _read_files(
             )
         else:
             remaining_bytes -= blob_stat.bytes
-            yield path, b"".join(keys.read_all(blobs, key))
+            yield path, b"".join(keys.read_all(blobs, blob_key))
 
 
 def report_paths(report: Any) -> list[str]:

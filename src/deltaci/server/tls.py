@@ -42,8 +42,8 @@ class Peer(msgspec.Struct, frozen=True):
         # A connection may outlive the certificate that it was opened with.
         if self.expires_at <= now:
             raise Refused("expired_credential", "the client certificate has expired; connect with a new one")
-        tenant, slash, runner = (unquote(part) for part in runner_uris[0].removeprefix(SCHEME).partition("/"))
-        if len(runner_uris) > 1 or not slash or not is_tenant_name(tenant) or not is_runner_name(runner):
+        tenant, separator, runner = (unquote(part) for part in runner_uris[0].removeprefix(SCHEME).partition("/"))
+        if len(runner_uris) > 1 or not separator or not is_tenant_name(tenant) or not is_runner_name(runner):
             raise Refused(
                 "bad_credential",
                 "the client certificate does not name one runner; give it exactly one URI deltaci:TENANT/RUNNER, "
@@ -57,7 +57,9 @@ def peer_certificate(ssl_object: Any) -> Peer | None:
     certificate = ssl_object.getpeercert() if ssl_object is not None else None
     if not certificate:
         return None
-    uris = tuple(value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI")
+    uris = tuple(
+        alternative_name for name_type, alternative_name in certificate.get("subjectAltName", ()) if name_type == "URI"
+    )
     return Peer(uris, ssl.cert_time_to_seconds(certificate["notAfter"]))
 
 

@@ -75,7 +75,7 @@ class WebhookApp:
         self._projects = projects
         self._intake = intake
         self._clock = clock
-        self._decoy = secrets.token_urlsafe(32)  # Checked in place of a missing secret.
+        self._decoy_secret = secrets.token_urlsafe(32)  # Checked in place of a missing secret.
         self._buffered_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,8 +85,8 @@ class WebhookApp:
         try:
             status, response = await self._respond(request)
         except Exception as error:
-            path = plain_line(request.path, MAX_QUOTED_CHARS)
-            refusal = http_error(error, f"delivery to {path}", ["POST"])
+            quoted_path = plain_line(request.path, MAX_QUOTED_CHARS)
+            refusal = http_error(error, f"delivery to {quoted_path}", ["POST"])
             status = 500 if refusal.code == "internal" else status_of(refusal.code)
             response = _refused_response(refusal.code, refusal.message)
             headers = refusal.raw_headers()
@@ -95,10 +95,10 @@ class WebhookApp:
         await _send_response(send, status, response, headers)
 
     async def _respond(self, request: Request) -> tuple[int, WebhookResponse]:
-        tenant, name = _parse_path(request)
+        tenant, project_name = _parse_path(request)
         delivery = await self._read_delivery(request)
         began_at = time.monotonic()
-        project = await self._find_project(tenant, name)
+        project = await self._find_project(tenant, project_name)
         if not self._has_valid_signature(project, delivery):
             await asyncio.sleep(began_at + REFUSED_AFTER_SECONDS - time.monotonic())
             raise Refused(
@@ -128,13 +128,15 @@ class WebhookApp:
             self._buffered_bytes -= sum(map(len, chunks))
         return Delivery(request.header, b"".join(chunks), self._clock())
 
-    async def _find_project(self, tenant: str, name: str) -> ForgeProject | None:
-        if not all(0 < len(text) <= MAX_NAME and is_storable_text(text) for text in (tenant, name)):
+    async def _find_project(self, tenant: str, project_name: str) -> ForgeProject | None:
+        if not all(
+            0 < len(path_part) <= MAX_NAME and is_storable_text(path_part) for path_part in (tenant, project_name)
+        ):
             return None
         try:
-            return await self._projects.find(tenant, name)
+            return await self._projects.find(tenant, project_name)
         except Refused as refused:  # Logged only: an unauthenticated caller must not learn it.
-            LOGGER.warning("cannot read project %s: %s", plain_line(name, MAX_QUOTED_CHARS), refused.message)
+            LOGGER.warning("cannot read project %s: %s", plain_line(project_name, MAX_QUOTED_CHARS), refused.message)
             return None
 
     def _has_valid_signature(self, project: ForgeProject | None, delivery: Delivery) -> bool:
@@ -144,7 +146,7 @@ class WebhookApp:
         """
         secret = project.webhook_secret if project is not None else ""
         parser = WEBHOOK_PARSERS[project.forge if project is not None else "github"]
-        return parser.has_valid_signature(delivery, secret or self._decoy) and bool(secret)
+        return parser.has_valid_signature(delivery, secret or self._decoy_secret) and bool(secret)
 
     async def _accept_event(
         self, project: ForgeProject, delivery: Delivery, request: Request
@@ -183,28 +185,28 @@ class WebhookApp:
             return 200, WebhookResponse(
                 result="duplicate", change=duplicate.change, why="it was delivered before", **change_fields
             )
-        accepted = await self._intake.accept(project.tenant, project.name, change, event_fingerprint)
-        await self._record_delivery(project.tenant, record_names, DeliveryRecord(accepted.id, delivery_id))
-        if not accepted.is_new:
+        accepted_change = await self._intake.accept(project.tenant, project.name, change, event_fingerprint)
+        await self._record_delivery(project.tenant, record_names, DeliveryRecord(accepted_change.id, delivery_id))
+        if not accepted_change.is_new:
             return 200, WebhookResponse(
-                result="duplicate", change=accepted.id, why="it was delivered before", **change_fields
+                result="duplicate", change=accepted_change.id, why="it was delivered before", **change_fields
             )
-        return 202, WebhookResponse(result="accepted", change=accepted.id, **change_fields)
+        return 202, WebhookResponse(result="accepted", change=accepted_change.id, **change_fields)
 
-    async def _find_duplicate(self, tenant: str, names: Sequence[str]) -> DeliveryRecord | None:
-        for name in names:
+    async def _find_duplicate(self, tenant: str, record_names: Sequence[str]) -> DeliveryRecord | None:
+        for record_name in record_names:
             if (
-                document := await delivery_dedupe.find(self._store, delivery_dedupe.DELIVERY_KIND, tenant, name)
+                document := await delivery_dedupe.find(self._store, delivery_dedupe.DELIVERY_KIND, tenant, record_name)
             ) is not None:
                 return msgspec.json.decode(document.body, type=DeliveryRecord)
         return None
 
-    async def _record_delivery(self, tenant: str, names: Sequence[str], record: DeliveryRecord) -> None:
+    async def _record_delivery(self, tenant: str, record_names: Sequence[str], record: DeliveryRecord) -> None:
         body = msgspec.json.encode(record)
-        for name in names:
+        for record_name in record_names:
             with suppress(Conflict):  # The same delivery is being recorded by another request.
                 await self._store.put_documents(
-                    [delivery_dedupe.new_document(delivery_dedupe.DELIVERY_KIND, tenant, name, body)]
+                    [delivery_dedupe.new_document(delivery_dedupe.DELIVERY_KIND, tenant, record_name, body)]
                 )
 
 
@@ -236,12 +238,12 @@ def _parse_path(request: Request) -> tuple[str, str]:
     return (segments[0], segments[1]) if len(segments) == 2 else (TENANT, segments[0])
 
 
-def _refused_response(code: str, why: str) -> WebhookResponse:
-    return WebhookResponse(result="refused", code=code, why=why)
+def _refused_response(code: str, reason: str) -> WebhookResponse:
+    return WebhookResponse(result="refused", code=code, why=reason)
 
 
-def _ignored_response(why: str) -> WebhookResponse:
-    return WebhookResponse(result="ignored", why=why)
+def _ignored_response(reason: str) -> WebhookResponse:
+    return WebhookResponse(result="ignored", why=reason)
 
 
 async def _send_response(

@@ -156,7 +156,7 @@ async def test_the_buffer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with hub.subscribe("a", 0) as slow:
         for _ in range(100):
             hub.on_events(log.grow(5, chance))
-        kept = sum(len(frame.text) for channel in hub.channels.values() for frame in channel.after(0))
+        kept = sum(len(frame.encoded) for channel in hub.channels.values() for frame in channel.after(0))
         frames: list[Frame] = []
         while found := await slow.next_frames():
             frames += found

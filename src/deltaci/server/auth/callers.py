@@ -107,18 +107,18 @@ class ApiKeys:
                 is_operator=True,
             )
         token_match = TOKEN.fullmatch(token)
-        record = await self._find(token_match[1]) if token_match else None
+        key_record = await self._find(token_match[1]) if token_match else None
         # Compared even if there is no such key, so that the response time does not reveal whether a key exists.
         secret_digest = sha256(token_match[2].encode() if token_match else b"").hexdigest()
-        is_valid = hmac.compare_digest(secret_digest, record.digest if record is not None else "0" * 64)
-        return self._valid_caller(record if is_valid else None)
+        is_valid = hmac.compare_digest(secret_digest, key_record.digest if key_record is not None else "0" * 64)
+        return self._valid_caller(key_record if is_valid else None)
 
-    async def caller_by_id(self, id: str) -> Caller:
+    async def caller_by_id(self, key_id: str) -> Caller:
         """Return the caller of a key by its id, without its secret, which was verified before.
 
         Raises `Refused` if the key is no longer valid.
         """
-        return self._valid_caller(await self._find(id))
+        return self._valid_caller(await self._find(key_id))
 
     def _valid_caller(self, record: KeyRecord | None) -> Caller:
         if record is None:
@@ -142,22 +142,22 @@ class ApiKeys:
 
     async def create(self, tenant: str, key_input: KeyInput, by: str) -> tuple[KeyRecord, str]:
         """Create and store a key. Return its record and the token, which is shown only once."""
-        id, secret = secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES)
+        key_id, secret_text = secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES)
         now = self.now()
-        record = KeyRecord(
-            id=id,
+        key_record = KeyRecord(
+            id=key_id,
             tenant=tenant,
             person=key_input.person,
             scopes=tuple(dict.fromkeys(key_input.scopes)),
             roles=tuple(dict.fromkeys(key_input.roles)),
             description=key_input.description,
-            digest=sha256(secret.encode()).hexdigest(),
+            digest=sha256(secret_text.encode()).hexdigest(),
             created_at=now,
             created_by=by,
             expires_at=now + key_input.expires_seconds * SECOND if key_input.expires_seconds else 0,
         )
-        await self._put(record, 0)
-        return record, f"{KEY_PREFIX}{id}_{secret}"
+        await self._put(key_record, 0)
+        return key_record, f"{KEY_PREFIX}{key_id}_{secret_text}"
 
     async def read(self, tenant: str, id: str) -> KeyRecord | None:
         """Return a key of this tenant, even if it has expired or was revoked, or None if it does not exist."""
@@ -177,16 +177,16 @@ class ApiKeys:
             document = await self._store.find_document(KEY, id, tenant)
             if document is None:
                 return None
-            record = _decode(document.body)
-            if record.revoked_at:
-                return record
-            record = msgspec.structs.replace(record, revoked_at=self.now(), revoked_by=by)
+            key_record = _decode(document.body)
+            if key_record.revoked_at:
+                return key_record
+            key_record = msgspec.structs.replace(key_record, revoked_at=self.now(), revoked_by=by)
             try:
-                await self._put(record, document.version)
+                await self._put(key_record, document.version)
             except Conflict:
                 continue  # Revoked at the same moment by another request: return that one.
             self._cache.discard(id)
-            return record
+            return key_record
 
     async def _put(self, record: KeyRecord, version: int) -> None:
         document = Document(kind=KEY, tenant=record.tenant, name=record.id, version=version, at=0, body=_encode(record))

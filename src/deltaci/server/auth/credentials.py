@@ -65,8 +65,11 @@ class Signer:
     def sign(self, use: Use, runner_id: str, tenant: str, seconds: float, *, again: bool = False) -> str:
         """Return a signed token for one use that is valid for this many seconds."""
         now = self._clock()
-        body = _encode(Claims(use, runner_id, tenant, now + seconds, now, again))
-        return PREFIX + ".".join(urlsafe_b64encode(part).decode().rstrip("=") for part in (body, self._mac(body)))
+        encoded_claims = _encode(Claims(use, runner_id, tenant, now + seconds, now, again))
+        return PREFIX + ".".join(
+            urlsafe_b64encode(token_part).decode().rstrip("=")
+            for token_part in (encoded_claims, self._mac(encoded_claims))
+        )
 
     def read(self, token: str, use: Use) -> Claims:
         """Return the contents of a valid token that this server signed for this use. Raises `Refused` otherwise."""
@@ -84,17 +87,19 @@ class Signer:
 
     def _verify(self, token: str) -> Claims:
         try:
-            body, mac = (urlsafe_b64decode(part + "==") for part in token.removeprefix(PREFIX).split("."))
+            encoded_claims, mac = (
+                urlsafe_b64decode(token_part + "==") for token_part in token.removeprefix(PREFIX).split(".")
+            )
         except ValueError:
-            body, mac = b"", b""
-        if not hmac.compare_digest(mac, self._mac(body)):
+            encoded_claims, mac = b"", b""
+        if not hmac.compare_digest(mac, self._mac(encoded_claims)):
             raise Refused(
                 "bad_credential", "this token was not signed by this server; register the runner with a new one"
             )
-        return _decode(body)
+        return _decode(encoded_claims)
 
-    def _mac(self, body: bytes) -> bytes:
-        return hmac.digest(self._key, body, "sha256")
+    def _mac(self, content: bytes) -> bytes:
+        return hmac.digest(self._key, content, "sha256")
 
 
 def is_runner_name(name: object) -> bool:

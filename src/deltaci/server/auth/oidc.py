@@ -81,17 +81,17 @@ class OidcIssuer:
                 f"aud is {quote_value(claims.get('aud'))}; ask the issuer for a token for {self._audience!r} alone"
             )
         tenant = claim(claims, self._tenant_claim) if self._tenant_claim else "default"
-        runner = claim(claims, self._runner_claim)
+        runner_name = claim(claims, self._runner_claim)
         if not is_tenant_name(tenant):
             raise bad_token(
                 f"claim {self._tenant_claim!r} is {quote_value(tenant)}; expected a tenant of 1 to 200 printable ASCII"
             )
-        if not is_runner_name(runner):
+        if not is_runner_name(runner_name):
             raise bad_token(
-                f"claim {self._runner_claim!r} is {quote_value(runner)}; expected a runner's name of 1 to 100 "
+                f"claim {self._runner_claim!r} is {quote_value(runner_name)}; expected a runner's name of 1 to 100 "
                 "printable ASCII characters without a slash; choose another claim with --oidc-runner-claim"
             )
-        return Runner(runner, tenant)
+        return Runner(runner_name, tenant)
 
 
 def check_installed(option: str) -> None:
@@ -104,10 +104,10 @@ def claim(claims: dict[str, Any], name: str) -> Any:
     """Return the claim with this name or at this path, or None if it is missing."""
     if not name.startswith("/"):
         return claims.get(name)
-    value: Any = claims
-    for part in name[1:].split("/"):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
+    claim_value: Any = claims
+    for path_part in name[1:].split("/"):
+        claim_value = claim_value.get(path_part) if isinstance(claim_value, dict) else None
+    return claim_value
 
 
 class IssuerClient:
@@ -138,8 +138,8 @@ class IssuerClient:
 
         The caller checks the audience.
         """
-        kid = self._signing_key_id(token)
-        key = await self._key(kid)
+        key_id = self._signing_key_id(token)
+        key = await self._key(key_id)
         return self._verify(token, key)
 
     async def metadata(self) -> dict[str, Any]:
@@ -162,17 +162,17 @@ class IssuerClient:
         """
         try:
             encoded_header, encoded_claims, _ = token.split(".")
-            header, token_claims = (
+            token_header, token_claims = (
                 _decode(urlsafe_b64decode(part + "=" * (-len(part) % 4))) for part in (encoded_header, encoded_claims)
             )
         except (ValueError, RecursionError):  # msgspec's errors are ValueErrors.
             raise bad_token("the token is neither one of this server nor a signed JWT") from None
-        kid = header.get("kid", "")
-        if header.get("alg") not in ALGORITHMS or not isinstance(kid, str):
-            raise bad_token(f"alg is {quote_value(header.get('alg'))}; expected one of {', '.join(ALGORITHMS)}")
+        key_id = token_header.get("kid", "")
+        if token_header.get("alg") not in ALGORITHMS or not isinstance(key_id, str):
+            raise bad_token(f"alg is {quote_value(token_header.get('alg'))}; expected one of {', '.join(ALGORITHMS)}")
         if token_claims.get("iss") != self.issuer:
             raise bad_token(f"iss is {quote_value(token_claims.get('iss'))}; this server trusts {self.issuer}")
-        return kid
+        return key_id
 
     def _verify(self, token: str, key: Any) -> dict[str, Any]:
         from joserfc import errors, jwt
@@ -192,29 +192,33 @@ class IssuerClient:
 
     # -- the issuer's keys
 
-    async def _key(self, kid: str) -> Any:
-        if self._must_refresh(kid):
+    async def _key(self, key_id: str) -> Any:
+        """Return the issuer's key with this id; fetch the keys if they have expired or lack it.
+
+        Raises `Refused` if the issuer has no such key, and `Unavailable` if the keys cannot be fetched.
+        """
+        if self._must_refresh(key_id):
             async with self._fetch_lock:
-                if self._must_refresh(kid):  # Another request may have fetched it meanwhile.
+                if self._must_refresh(key_id):  # Another request may have fetched it meanwhile.
                     await self._refresh()
-        key = self._cached_key(kid)
+        key = self._cached_key(key_id)
         if key is None:
-            raise bad_token(f"the issuer has no key {quote_value(kid)}; get a fresh token")
+            raise bad_token(f"the issuer has no key {quote_value(key_id)}; get a fresh token")
         return key
 
-    def _must_refresh(self, kid: str) -> bool:
-        return self._is_expired() or self._cached_key(kid) is None
+    def _must_refresh(self, key_id: str) -> bool:
+        return self._is_expired() or self._cached_key(key_id) is None
 
     def _is_expired(self) -> bool:
         return self._monotonic() - self._fetched_at > CACHE_SECONDS
 
-    def _cached_key(self, kid: str) -> Any:
+    def _cached_key(self, key_id: str) -> Any:
         """Return the issuer's key with this id, or None.
 
         Without an id, return its only key, or None if it has several.
         """
-        if kid:
-            return self._keys.get(kid)
+        if key_id:
+            return self._keys.get(key_id)
         return next(iter(self._keys.values())) if len(self._keys) == 1 else None
 
     async def _refresh(self) -> None:
@@ -243,7 +247,7 @@ class IssuerClient:
         if not isinstance(jwks, list):
             raise FetchError("its list of keys has no 'keys'")
         key_types: dict[str, Any] = {"RSA": RSAKey, "EC": ECKey, "OKP": OKPKey}
-        keys: dict[str, Any] = {}
+        key_by_id: dict[str, Any] = {}
         for jwk in jwks[:MAX_KEYS]:
             # Skip keys for another use and of unsupported types.
             if isinstance(jwk, dict) and jwk.get("kty") in key_types and jwk.get("use", "sig") == "sig":
@@ -251,16 +255,16 @@ class IssuerClient:
                     key = key_types[jwk["kty"]].import_key(jwk)
                 except (errors.JoseError, ValueError, TypeError, KeyError):
                     continue
-                keys[str(jwk.get("kid", ""))] = key
-        if not keys:
+                key_by_id[str(jwk.get("kid", ""))] = key
+        if not key_by_id:
             raise FetchError("it lists no public key that can be used")
-        return metadata, keys
+        return metadata, key_by_id
 
     def _get_json(self, url: str) -> dict[str, Any]:
-        status, document = self._send_request(url, {"Accept": "application/json"})
+        status, json_document = self._send_request(url, {"Accept": "application/json"})
         if status != OK:
             raise FetchError(f"{url} answers {status}")
-        return document
+        return json_document
 
     def _send_request(self, url: str, headers: dict[str, str], body: bytes | None = None) -> tuple[int, dict[str, Any]]:
         check_url(url, self.issuer)
@@ -273,16 +277,16 @@ class IssuerClient:
         try:
             request = urllib.request.Request(url, body, headers)
             with urllib.request.build_opener(*handlers).open(request, timeout=FETCH_SECONDS) as response:
-                received = b""
+                received_bytes = b""
                 while chunk := response.read1(64 * 1024):
-                    received += chunk
-                    if len(received) > MAX_FETCH_BYTES:
+                    received_bytes += chunk
+                    if len(received_bytes) > MAX_FETCH_BYTES:
                         raise FetchError(f"{url} has more than {MAX_FETCH_BYTES} bytes")
                     if time.monotonic() > deadline:
                         raise FetchError(f"{url} takes too long")
                 if body is None and response.status != OK:
                     return response.status, {}  # The body of an error is not needed.
-                return response.status, _decode(received)
+                return response.status, _decode(received_bytes)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise FetchError(f"{url}: {getattr(error, 'reason', None) or error}") from None
 
@@ -310,13 +314,17 @@ def check_url(url: str, issuer: str) -> None:
     `FetchError` for any other.
     """
     try:
-        parts = urlsplit(url)
-        is_well_formed = bool(parts.hostname) and parts.username is None and not parts.query and not parts.fragment
-        is_secure = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
+        url_parts = urlsplit(url)
+        is_well_formed = (
+            bool(url_parts.hostname) and url_parts.username is None and not url_parts.query and not url_parts.fragment
+        )
+        is_secure = url_parts.scheme == "https" or (
+            url_parts.scheme == "http" and is_loopback(url_parts.hostname or "")
+        )
         is_local = urlsplit(issuer).scheme == "http"
     except ValueError:
         is_well_formed = is_secure = is_local = False
-    if not is_well_formed or not is_secure or (parts.scheme == "http" and not is_local):
+    if not is_well_formed or not is_secure or (url_parts.scheme == "http" and not is_local):
         message = (
             f"the OIDC address {quote_value(url)} cannot be used; expected https://HOST/… (http only on this machine)"
         )
@@ -333,10 +341,10 @@ def is_loopback(host: str) -> bool:
 
 def _time_claim(claims: dict[str, Any], name: str, default: float | None = None) -> float:
     """Return a claim in Unix seconds, or the default if it is missing. Raises `Refused` if it is not a number."""
-    value = claims.get(name, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
-        raise bad_token(f"{name} is {quote_value(value)}; expected a time in seconds")
-    return value
+    claim_value = claims.get(name, default)
+    if not isinstance(claim_value, int | float) or isinstance(claim_value, bool) or not isfinite(claim_value):
+        raise bad_token(f"{name} is {quote_value(claim_value)}; expected a time in seconds")
+    return claim_value
 
 
 def bad_token(problem: str) -> Refused:
@@ -346,5 +354,5 @@ def bad_token(problem: str) -> Refused:
 
 def quote_value(value: object) -> str:
     """Return `repr(value)`, shortened for an error message."""
-    text = repr(value)
-    return text if len(text) <= MAX_QUOTED_CHARS else f"{text[:MAX_QUOTED_CHARS]}…"
+    value_text = repr(value)
+    return value_text if len(value_text) <= MAX_QUOTED_CHARS else f"{value_text[:MAX_QUOTED_CHARS]}…"

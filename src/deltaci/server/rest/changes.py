@@ -28,28 +28,32 @@ async def list_changes(call: Call) -> wire.ChangePage:
     """Return a page of changes, the newest first."""
     query: wire.ChangeQuery = call.query
     after = decode_cursor(query.cursor) if query.cursor else ""
-    page = await call.app.repositories.changes.page(call.caller.tenant, after, query.limit)
+    change_page = await call.app.repositories.changes.page(call.caller.tenant, after, query.limit)
     return wire.ChangePage(
-        changes=[serialize_change(record) for _, record in page if query.project in (None, record.project)],
-        next=encode_cursor(page[-1][0]) if len(page) == query.limit else None,
+        changes=[
+            serialize_change(change_record)
+            for _, change_record in change_page
+            if query.project in (None, change_record.project)
+        ],
+        next=encode_cursor(change_page[-1][0]) if len(change_page) == query.limit else None,
     )
 
 
 async def read_change(call: Call) -> wire.Change:
-    id = str(call.params["change"])
-    record = await call.app.repositories.changes.find(call.caller.tenant, id)
-    if record is None:
-        raise not_found("change", id)
-    return serialize_change(record)
+    change_id = str(call.params["change"])
+    change_record = await call.app.repositories.changes.find(call.caller.tenant, change_id)
+    if change_record is None:
+        raise not_found("change", change_id)
+    return serialize_change(change_record)
 
 
-def serialize_change(record: ChangeRecord) -> wire.Change:
-    change = record.change
+def serialize_change(change_record: ChangeRecord) -> wire.Change:
+    change = change_record.change
     return wire.Change(
-        id=record.id,
-        project=record.project,
-        status=record.status,
-        reason=record.reason,
+        id=change_record.id,
+        project=change_record.project,
+        status=change_record.status,
+        reason=change_record.reason,
         event=change.event,
         action=change.action,
         commit=change.commit,
@@ -60,14 +64,15 @@ def serialize_change(record: ChangeRecord) -> wire.Change:
         title=change.title,
         actor=change.actor,
         cron=change.cron,
-        delivery=record.delivery,
-        tries=record.tries,
+        delivery=change_record.delivery,
+        tries=change_record.tries,
         files=[
-            wire.HandledFile(file=outcome.file, run=outcome.run_id, reason=outcome.reason) for outcome in record.files
+            wire.HandledFile(file=outcome.file, run=outcome.run_id, reason=outcome.reason)
+            for outcome in change_record.files
         ],
-        superseded=list(record.superseded),
-        created_at=to_datetime(record.created_at),
-        updated_at=to_datetime(record.updated_at),
+        superseded=list(change_record.superseded),
+        created_at=to_datetime(change_record.created_at),
+        updated_at=to_datetime(change_record.updated_at),
     )
 
 
@@ -93,16 +98,16 @@ async def new_manual_run(call: Call, params: RunInput, record: Run) -> Run:
         files=(FileOutcome(params.file, record.id, "somebody started it"),),
     )
     change_record = await call.app.repositories.changes.keep_handled(change_record)
-    run = run_of(
+    planned_run = run_of(
         record.id, change_record, project, params.file, fingerprint=record.request_fingerprint, labels=params.labels
     )
     origin = msgspec.structs.replace(
-        run.origin,
-        title=params.title or run.origin.title,
+        planned_run.origin,
+        title=params.title or planned_run.origin.title,
         inputs=dict(params.inputs),
         is_on_branch=bool(change.branch) and not params.commit,  # A given commit need not be on the branch.
     )
-    return msgspec.structs.replace(run, origin=origin, started_by=record.started_by)
+    return msgspec.structs.replace(planned_run, origin=origin, started_by=record.started_by)
 
 
 async def _manual_change(call: Call, project: Project, params: RunInput) -> Change:
@@ -113,14 +118,14 @@ async def _manual_change(call: Call, project: Project, params: RunInput) -> Chan
         raise Refused("bad_request", f"{commit[:80]!r} is not a full commit id; give one, or a branch")
     if not commit:
         try:
-            remote = await call.app.repositories.mirrors.for_project(project).ls_remote()
+            remote_refs = await call.app.repositories.mirrors.for_project(project).ls_remote()
         except GitFailed as error:
             raise Unavailable(f"the repository of {project.name!r} cannot be read: {error}") from None
-        default_branch = default_branch or remote.head.removeprefix(HEADS)
+        default_branch = default_branch or remote_refs.head.removeprefix(HEADS)
         branch = branch or default_branch
-        commit = remote.refs.get(f"{HEADS}{branch}", "")
-        if not commit and f"{TAGS}{branch}" in remote.refs:
-            commit, tag, branch = remote.refs[f"{TAGS}{branch}"], branch, ""
+        commit = remote_refs.refs.get(f"{HEADS}{branch}", "")
+        if not commit and f"{TAGS}{branch}" in remote_refs.refs:
+            commit, tag, branch = remote_refs.refs[f"{TAGS}{branch}"], branch, ""
         if not commit:
             raise Refused("bad_request", f"project {project.name!r} has no branch or tag {branch!r}")
     ref = f"{TAGS}{tag}" if tag else f"{HEADS}{branch}" if branch else ""

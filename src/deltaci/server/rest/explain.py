@@ -56,13 +56,13 @@ async def _load_run_records(call: Call) -> tuple[Run, list[Job], list[Attempt], 
 async def _tenant_state(call: Call, run: Run, attempts: list[Attempt]) -> explain.TenantState:
     """Return the workers, the quota, the holders of the attempts' groups and the flaky tests, as they are now."""
     tenant, store, tenants = call.caller.tenant, call.app.store, call.app.tenants
-    quota = await tenants.running_limit(tenant)
+    running_quota = await tenants.running_limit(tenant)
     groups, group_fences = await get_group_holders(call, attempts)
     return explain.TenantState(
         now=await store.now(),
         workers=tuple(await get_workers(call)),
-        running_quota=quota,
-        running=await tenants.running_jobs(tenant) if quota else 0,
+        running_quota=running_quota,
+        running=await tenants.running_jobs(tenant) if running_quota else 0,
         groups=groups,
         group_fences=group_fences,
         flaky=await _flaky_tests(call, run, attempts),
@@ -102,11 +102,11 @@ async def get_workers(call: Call) -> list[Worker]:
 
 async def _flaky_tests(call: Call, run: Run, attempts: list[Attempt]) -> dict[str, frozenset[str]]:
     """Return the names of the flaky tests of each job with failed tests."""
-    names = dict.fromkeys(flaky.job_name(attempt) for attempt in attempts if flaky.failed_tests(attempt.report)[0])
+    job_names = dict.fromkeys(flaky.job_name(attempt) for attempt in attempts if flaky.failed_tests(attempt.report)[0])
     project, now = flaky.history_key(run)[0], await call.app.store.now()
     return {
-        name: frozenset(flaky.flaky_tests(await call.app.flaky.of_job(run.tenant, project, name), now))
-        for name in list(names)[:MAX_FLAKY_JOBS]
+        job_name: frozenset(flaky.flaky_tests(await call.app.flaky.of_job(run.tenant, project, job_name), now))
+        for job_name in list(job_names)[:MAX_FLAKY_JOBS]
     }
 
 

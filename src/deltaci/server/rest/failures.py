@@ -34,13 +34,13 @@ async def read_rules(call: Call) -> api_failures.FailureRules:
 
 async def set_rules(call: Call) -> api_failures.FailureRules:
     """Replace the rules of the tenant. Earlier failures keep their class."""
-    params: FailureRulesInput = call.body
+    rules_input: FailureRulesInput = call.body
     await call.app.failure_rules.save(
         call.caller.tenant,
-        params.text,
+        rules_input.text,
         by=call.caller.person,
         at=call.app.keys.now(),
-        expected_version=params.expected_version,
+        expected_version=rules_input.expected_version,
     )
     return await read_rules(call)
 
@@ -66,17 +66,17 @@ def _serialize(rules: Iterable[FailureRule], source: api_failures.RuleSource) ->
 async def list_flaky(call: Call) -> api_failures.FlakyPage:
     """Return a page of flaky jobs and tests. Jobs and tests that have not been flaky recently are omitted."""
     query: FlakyQuery = call.query
-    after = decode_cursor(query.cursor) if query.cursor else ""
-    histories, next = await call.app.flaky.page(call.caller.tenant, query.project, after, query.limit)
+    after_name = decode_cursor(query.cursor) if query.cursor else ""
+    histories, next_name = await call.app.flaky.page(call.caller.tenant, query.project, after_name, query.limit)
     now = await call.app.store.now()
     jobs = [_flaky_job(history, now) for history in histories]
     return api_failures.FlakyPage(
-        jobs=[job for job in jobs if job.is_flaky or job.tests], next=encode_cursor(next) if next else None
+        jobs=[job for job in jobs if job.is_flaky or job.tests], next=encode_cursor(next_name) if next_name else None
     )
 
 
 def _flaky_job(history: History, now: int) -> api_failures.FlakyJob:
-    tests, flake = flaky.flaky_tests(history, now), history.flake
+    flake_by_test, flake = flaky.flaky_tests(history, now), history.flake
     is_flaky = flaky.is_current(flake, now)
     return api_failures.FlakyJob(
         project=history.project,
@@ -85,8 +85,13 @@ def _flaky_job(history: History, now: int) -> api_failures.FlakyJob:
         times=flake.times if is_flaky else 0,
         last_at=to_optional_datetime(flake.last_at if is_flaky else 0),
         tests=[
-            api_failures.FlakyTest(name=name, times=test.times, last_at=to_datetime(test.last_at), commit=test.commit)
-            for name, test in sorted(tests.items(), key=lambda item: (-item[1].last_at, item[0]))
+            api_failures.FlakyTest(
+                name=test_name,
+                times=test_flake.times,
+                last_at=to_datetime(test_flake.last_at),
+                commit=test_flake.commit,
+            )
+            for test_name, test_flake in sorted(flake_by_test.items(), key=lambda item: (-item[1].last_at, item[0]))
         ],
     )
 

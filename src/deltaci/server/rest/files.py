@@ -38,27 +38,31 @@ async def list_run_artifacts(call: Call) -> api.Artifacts:
     jobs = await get_jobs(call, await get_run(call))
     blobs = call.app.blobs
     artifacts: list[api.RunArtifact] = []
-    for start in range(0, len(jobs), JOBS_PER_BATCH):
-        batch = jobs[start : start + JOBS_PER_BATCH]
-        attempts = await get_attempts(call, batch)
-        owners = [(attempt, job.spec.name) for job in batch for attempt in attempts.get(job.id, ())]
-        artifacts += await call.app.disk.run(partial(_list_artifacts, blobs, owners))
+    for batch_start in range(0, len(jobs), JOBS_PER_BATCH):
+        batch = jobs[batch_start : batch_start + JOBS_PER_BATCH]
+        attempts_by_job = await get_attempts(call, batch)
+        attempts_with_job_name = [
+            (attempt, job.spec.name) for job in batch for attempt in attempts_by_job.get(job.id, ())
+        ]
+        artifacts += await call.app.disk.run(partial(_list_artifacts, blobs, attempts_with_job_name))
         if len(artifacts) > MAX_LISTED:
             raise Refused("too_large", f"the run has more than {MAX_LISTED} artifacts; list them by attempt")
     return api.Artifacts(artifacts=artifacts)
 
 
-def _list_artifacts(blobs: BlobStore, owners: Iterable[tuple[Attempt, str]]) -> list[api.RunArtifact]:
+def _list_artifacts(blobs: BlobStore, attempts_with_job_name: Iterable[tuple[Attempt, str]]) -> list[api.RunArtifact]:
     """Return the artifacts of these attempts, each of which is given with the name of its job."""
-    return [artifact for attempt, job in owners for artifact in _artifacts(blobs, attempt, job)]
+    return [
+        artifact for attempt, job_name in attempts_with_job_name for artifact in _artifacts(blobs, attempt, job_name)
+    ]
 
 
-def _artifacts(blobs: BlobStore, attempt: Attempt, job: str) -> list[api.RunArtifact]:
+def _artifacts(blobs: BlobStore, attempt: Attempt, job_name: str) -> list[api.RunArtifact]:
     lease = last_lease(attempt)
     if lease is None:
         return []
     return [
-        api.RunArtifact(job=job, attempt=attempt.index, path=artifact.path, bytes=artifact.bytes)
+        api.RunArtifact(job=job_name, attempt=attempt.index, path=artifact.path, bytes=artifact.bytes)
         for artifact in keys.artifacts(blobs, attempt.tenant, attempt.id, lease.number)
     ]
 
@@ -66,20 +70,20 @@ def _artifacts(blobs: BlobStore, attempt: Attempt, job: str) -> list[api.RunArti
 async def read_artifact(call: Call) -> FileResponse:
     """Return an artifact of the last lease of an attempt, or a range of it."""
     attempt = await get_attempt(call)
-    path, lease, blobs = call.params["path"], last_lease(attempt), call.app.blobs
+    artifact_path, lease, blobs = call.params["path"], last_lease(attempt), call.app.blobs
     if lease is None:
-        raise not_found("artifact", path)
+        raise not_found("artifact", artifact_path)
     try:
-        key = keys.artifact_key(attempt.tenant, attempt.id, lease.number, path)
+        blob_key = keys.artifact_key(attempt.tenant, attempt.id, lease.number, artifact_path)
     except Refused:
-        raise not_found("artifact", path) from None  # No artifact can have this path.
-    blob_stat = await call.app.disk.run(lambda: blobs.stat(key))
+        raise not_found("artifact", artifact_path) from None  # No artifact can have this path.
+    blob_stat = await call.app.disk.run(lambda: blobs.stat(blob_key))
     if blob_stat is None:
-        raise not_found("artifact", path)
+        raise not_found("artifact", artifact_path)
     range_header = call.request.header(b"range")
     if call.request.header(b"if-range") not in ("", _etag(blob_stat)):
         range_header = ""  # The file was replaced, so a range of it would not continue the client's copy.
-    return FileResponse(call, key, blob_stat, requested_range(range_header, blob_stat.bytes))
+    return FileResponse(call, blob_key, blob_stat, requested_range(range_header, blob_stat.bytes))
 
 
 class FileResponse:

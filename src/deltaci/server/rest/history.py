@@ -28,9 +28,11 @@ async def read_transitions(call: Call) -> TransitionPage:
     """Return a page of transitions. All transitions of one event are on the same page."""
     query: TransitionQuery = call.query
     run = await get_run(call)
-    matching = _matching_steps(call, run.id, query, await _start(call, run.id, query))
+    matching_steps = _matching_steps(call, run.id, query, await _start(call, run.id, query))
     steps, next = await (
-        _newest_page(matching, query.limit) if query.order == "newest" else _oldest_page(matching, query.limit)
+        _newest_page(matching_steps, query.limit)
+        if query.order == "newest"
+        else _oldest_page(matching_steps, query.limit)
     )
     return TransitionPage(view=query.view, transitions=[_to_transition(step) for step in steps], next=next)
 
@@ -42,15 +44,15 @@ async def _start(call: Call, run_id: str, query: TransitionQuery) -> int:
     if query.order == "oldest" or query.kind is not None or query.job is not None:
         return query.after
     store, needed_count = call.app.store, query.limit + 1  # One more shows whether there are earlier events.
-    low, high = query.after, query.before or await store.last_seq() + 1
-    if len(await store.events(low, PAGE_SIZE, run_id=run_id)) < PAGE_SIZE:
-        return low
-    while high - low > 1:
-        middle = (low + high) // 2
-        page = await store.events(middle, needed_count, run_id=run_id)
+    low_seq, high_seq = query.after, query.before or await store.last_seq() + 1
+    if len(await store.events(low_seq, PAGE_SIZE, run_id=run_id)) < PAGE_SIZE:
+        return low_seq
+    while high_seq - low_seq > 1:
+        middle_seq = (low_seq + high_seq) // 2
+        page = await store.events(middle_seq, needed_count, run_id=run_id)
         is_enough = len(page) == needed_count and (not query.before or page[-1].seq < query.before)
-        low, high = (middle, high) if is_enough else (low, middle)
-    return low
+        low_seq, high_seq = (middle_seq, high_seq) if is_enough else (low_seq, middle_seq)
+    return low_seq
 
 
 async def _matching_steps(call: Call, run_id: str, query: TransitionQuery, start: int) -> AsyncIterator[ProjectedStep]:
@@ -66,11 +68,11 @@ async def _matching_steps(call: Call, run_id: str, query: TransitionQuery, start
 
 
 async def _pages(call: Call, run_id: str, after: int) -> AsyncIterator[list[Event]]:
-    count = 0
+    event_count = 0
     while page := await call.app.store.events(after, PAGE_SIZE, run_id=run_id):
         after = page[-1].seq
-        count += len(page)
-        if count > MAX_EVENTS_READ:
+        event_count += len(page)
+        if event_count > MAX_EVENTS_READ:
             raise Refused(
                 "too_large",
                 f"more than {MAX_EVENTS_READ} events would have to be read; read the canonical view, oldest first, "
@@ -79,35 +81,39 @@ async def _pages(call: Call, run_id: str, after: int) -> AsyncIterator[list[Even
         yield [event for event in page if event.tenant == call.caller.tenant]
 
 
-async def _oldest_page(matching: AsyncIterator[ProjectedStep], limit: int) -> tuple[list[ProjectedStep], int | None]:
+async def _oldest_page(
+    matching_steps: AsyncIterator[ProjectedStep], limit: int
+) -> tuple[list[ProjectedStep], int | None]:
     """Return the first `limit` steps, and the seq after which the next page begins, or None for the last page.
 
     All steps of one event are returned together, so there may be a few more than `limit`.
     """
     steps: list[ProjectedStep] = []
-    async for step in matching:
+    async for step in matching_steps:
         if len(steps) >= limit and step.event.seq != steps[-1].event.seq:
             return steps, steps[-1].event.seq
         steps.append(step)
     return steps, None
 
 
-async def _newest_page(matching: AsyncIterator[ProjectedStep], limit: int) -> tuple[list[ProjectedStep], int | None]:
+async def _newest_page(
+    matching_steps: AsyncIterator[ProjectedStep], limit: int
+) -> tuple[list[ProjectedStep], int | None]:
     """Return the last `limit` steps, the newest first, and the seq before which the next page ends, or None.
 
     All steps of one event are returned together, so there may be a few more than `limit`.
     """
     steps: deque[ProjectedStep] = deque()
-    sizes: deque[int] = deque()  # The number of steps of each event in `steps`.
+    step_counts: deque[int] = deque()  # The number of steps of each event in `steps`.
     has_more = False
-    async for step in matching:
+    async for step in matching_steps:
         if steps and steps[-1].event.seq == step.event.seq:
-            sizes[-1] += 1
+            step_counts[-1] += 1
         else:
-            sizes.append(1)
+            step_counts.append(1)
         steps.append(step)
-        while len(steps) - sizes[0] >= limit:
-            for _ in range(sizes.popleft()):
+        while len(steps) - step_counts[0] >= limit:
+            for _ in range(step_counts.popleft()):
                 steps.popleft()
             has_more = True
     # Steps of one event are reversed too: the last one first.

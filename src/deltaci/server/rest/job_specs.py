@@ -22,7 +22,9 @@ def specs(plan: PlanInput, env: Mapping[str, str] | None = None) -> tuple[JobSpe
 
     `env` is added to the environment of every task; the task's own variables take precedence.
     """
-    job_specs = tuple(_spec(params, needs, env or {}) for params, needs in zip(plan.jobs, needs_of(plan), strict=True))
+    job_specs = tuple(
+        _spec(job_input, needs, env or {}) for job_input, needs in zip(plan.jobs, needs_of(plan), strict=True)
+    )
     dependents(job_specs)  # Raises Refused for unknown dependencies and cycles.
     return job_specs
 
@@ -33,67 +35,75 @@ def needs_of(plan: PlanInput) -> tuple[tuple[str, ...], ...]:
     return resolve_needs([(job.name, () if job.needs is None and job.after else job.needs) for job in plan.jobs])
 
 
-def _spec(params: JobInput, needs: tuple[str, ...], env: Mapping[str, str]) -> JobSpec:
+def _spec(job_input: JobInput, needs: tuple[str, ...], env: Mapping[str, str]) -> JobSpec:
     common_fields: dict[str, Any] = {
-        "name": params.name,
-        "kind": params.kind,
+        "name": job_input.name,
+        "kind": job_input.kind,
         "needs": needs,
-        "after": tuple(params.after),
+        "after": tuple(job_input.after),
     }
-    common_fields["is_required"] = not params.allow_failure
-    if params.kind == job.APPROVAL:
-        if params.work is not None or params.runs_on or params.group:
+    common_fields["is_required"] = not job_input.allow_failure
+    if job_input.kind == job.APPROVAL:
+        if job_input.work is not None or job_input.runs_on or job_input.group:
             raise Refused(
-                "bad_request", f"job {params.name!r} is an approval; it has neither 'work' nor 'runs_on' nor 'group'"
+                "bad_request", f"job {job_input.name!r} is an approval; it has neither 'work' nor 'runs_on' nor 'group'"
             )
-        gate = params.approval or GateInput()
+        gate = job_input.approval or GateInput()
         return JobSpec(
             **common_fields,
             approval_seconds=gate.expires_seconds,
             gate=Gate(role=gate.role, approvers=gate.approvers, not_by_starter=gate.not_by_starter),
         )
-    if params.approval is not None:
-        raise Refused("bad_request", f"job {params.name!r} is a task; only a job of kind 'approval' has an 'approval'")
-    if params.work is None:
-        raise Refused("bad_request", f"job {params.name!r} has no 'work'; say what its worker does, see docs/jobs.md")
-    if params.work.tree is not None:
-        raise Refused("bad_request", f"job {params.name!r} has a 'tree'; only the tasks of workstreams have one")
-    json_copy(f"'contexts' of job {params.name!r}", params.work.contexts)
-    work: dict[str, Any] = msgspec.to_builtins(params.work)
+    if job_input.approval is not None:
+        raise Refused(
+            "bad_request", f"job {job_input.name!r} is a task; only a job of kind 'approval' has an 'approval'"
+        )
+    if job_input.work is None:
+        raise Refused(
+            "bad_request", f"job {job_input.name!r} has no 'work'; say what its worker does, see docs/jobs.md"
+        )
+    if job_input.work.tree is not None:
+        raise Refused("bad_request", f"job {job_input.name!r} has a 'tree'; only the tasks of workstreams have one")
+    json_copy(f"'contexts' of job {job_input.name!r}", job_input.work.contexts)
+    runner_spec: dict[str, Any] = msgspec.to_builtins(job_input.work)
     if env:
-        work["env"] = {**env, **work.get("env", {})}
+        runner_spec["env"] = {**env, **runner_spec.get("env", {})}
     return JobSpec(
         **common_fields,
-        max_attempts=params.retry.max_attempts,
-        base_delay_seconds=params.retry.base_delay_seconds,
-        max_delay_seconds=params.retry.max_delay_seconds,
-        jitter=params.retry.jitter,
-        timeout_seconds=params.timeout_seconds,
-        queue_key=queue_key(params.runs_on),
-        priority=params.priority,
-        retry_on=tuple(params.retry.on),
-        group=params.group,
-        work=work,
+        max_attempts=job_input.retry.max_attempts,
+        base_delay_seconds=job_input.retry.base_delay_seconds,
+        max_delay_seconds=job_input.retry.max_delay_seconds,
+        jitter=job_input.retry.jitter,
+        timeout_seconds=job_input.timeout_seconds,
+        queue_key=queue_key(job_input.runs_on),
+        priority=job_input.priority,
+        retry_on=tuple(job_input.retry.on),
+        group=job_input.group,
+        work=runner_spec,
     )
 
 
-def resolve_inputs(rules: Mapping[str, InputRule], inputs: Mapping[str, str]) -> dict[str, str]:
+def resolve_inputs(declarations: Mapping[str, InputRule], inputs: Mapping[str, str]) -> dict[str, str]:
     """Return the value of every input of a template. Raise Refused for an unknown, missing or invalid input."""
-    unknown = sorted(set(inputs) - set(rules))
-    if unknown:
-        listed_names = ", ".join(sorted(rules)) or "none"
-        raise Refused("bad_request", f"the template has no input {unknown[0]!r}; it has {listed_names}")
-    values: dict[str, str] = {}
-    for name, rule in rules.items():
-        if name not in inputs and rule.required:
-            raise Refused("bad_request", f"the template needs the input {name!r}; {rule.description or 'give it'}")
-        value = inputs.get(name, rule.default)
-        if rule.choices and value not in rule.choices and (name in inputs or rule.default):
-            raise Refused("bad_request", f"the input {name!r} is {value[:80]!r}; it may be {', '.join(rule.choices)}")
-        values[name] = value
-    return values
+    unknown_names = sorted(set(inputs) - set(declarations))
+    if unknown_names:
+        joined_names = ", ".join(sorted(declarations)) or "none"
+        raise Refused("bad_request", f"the template has no input {unknown_names[0]!r}; it has {joined_names}")
+    resolved_inputs: dict[str, str] = {}
+    for input_name, declaration in declarations.items():
+        if input_name not in inputs and declaration.required:
+            raise Refused(
+                "bad_request", f"the template needs the input {input_name!r}; {declaration.description or 'give it'}"
+            )
+        value = inputs.get(input_name, declaration.default)
+        if declaration.choices and value not in declaration.choices and (input_name in inputs or declaration.default):
+            raise Refused(
+                "bad_request", f"the input {input_name!r} is {value[:80]!r}; it may be {', '.join(declaration.choices)}"
+            )
+        resolved_inputs[input_name] = value
+    return resolved_inputs
 
 
 def as_env(inputs: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that contain the inputs."""
-    return {f"INPUT_{name.upper()}": value for name, value in inputs.items()}
+    return {f"INPUT_{input_name.upper()}": value for input_name, value in inputs.items()}

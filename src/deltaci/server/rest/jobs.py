@@ -19,12 +19,12 @@ async def list_jobs(call: Call) -> api.JobPage:
     """Return a page of the jobs of a run, in the order of the plan."""
     jobs = await get_jobs(call, await get_run(call))
     after_name = decode_cursor(call.query.cursor) if call.query.cursor else ""
-    start = next((n + 1 for n, job in enumerate(jobs) if job.spec.name == after_name), 0)
-    page = jobs[start : start + call.query.limit]
-    attempts = await get_attempts(call, page)
-    has_more = start + len(page) < len(jobs)
+    start_index = next((job_index + 1 for job_index, job in enumerate(jobs) if job.spec.name == after_name), 0)
+    page = jobs[start_index : start_index + call.query.limit]
+    attempts_by_job = await get_attempts(call, page)
+    has_more = start_index + len(page) < len(jobs)
     return api.JobPage(
-        jobs=[serializers.job(job, attempts.get(job.id, ())) for job in page],
+        jobs=[serializers.job(job, attempts_by_job.get(job.id, ())) for job in page],
         next=encode_cursor(page[-1].spec.name) if has_more else None,
     )
 
@@ -34,25 +34,25 @@ async def read_job(call: Call) -> api.Job:
     return await _serialize(call, await get_job(call))
 
 
-async def _serialize(call: Call, record: Job) -> api.Job:
-    return serializers.job(record, (await get_attempts(call, [record])).get(record.id, ()))
+async def _serialize(call: Call, job_record: Job) -> api.Job:
+    return serializers.job(job_record, (await get_attempts(call, [job_record])).get(job_record.id, ()))
 
 
 async def cancel_job(call: Call) -> api.Job:
     """Cancel a job. Has no effect if it is already canceled."""
-    record = await get_job(call)
-    command = CancelJob(id=record.id, actor=call.actor)
+    job_record = await get_job(call)
+    cancel_command = CancelJob(id=job_record.id, actor=call.actor)
     if call.body.reason:
-        command = msgspec.structs.replace(command, reason=call.body.reason)
-    await call.app.engine.do(command)
+        cancel_command = msgspec.structs.replace(cancel_command, reason=call.body.reason)
+    await call.app.engine.do(cancel_command)
     return await _serialize(call, await get_job(call))
 
 
 async def list_attempts(call: Call) -> api.Attempts:
     """Return the attempts of a job, ordered by index."""
-    record = await get_job(call)
-    attempts = await get_attempts(call, [record])
-    return api.Attempts(attempts=[serializers.attempt(attempt) for attempt in attempts.get(record.id, ())])
+    job_record = await get_job(call)
+    attempts_by_job = await get_attempts(call, [job_record])
+    return api.Attempts(attempts=[serializers.attempt(attempt) for attempt in attempts_by_job.get(job_record.id, ())])
 
 
 async def read_attempt(call: Call) -> api.Attempt:

@@ -14,36 +14,36 @@ from deltaci.server.rest.http.request import Call, Handler, not_found
 
 async def make_key(call: Call) -> api.NewKey:
     """Create a key. Its secret is only in this response."""
-    record, token = await call.app.keys.create(call.caller.tenant, call.body, call.caller.person)
-    return api.NewKey(**serializers.key(record), token=token)
+    key_record, token = await call.app.keys.create(call.caller.tenant, call.body, call.caller.person)
+    return api.NewKey(**serializers.key(key_record), token=token)
 
 
 async def list_keys(call: Call) -> api.KeyPage:
     """Return a page of the keys of the tenant, including expired and revoked ones."""
     query = call.query
-    after = decode_cursor(query.cursor) if query.cursor else ""
-    page = await call.app.keys.list_page(call.caller.tenant, after, query.limit)
+    after_id = decode_cursor(query.cursor) if query.cursor else ""
+    page = await call.app.keys.list_page(call.caller.tenant, after_id, query.limit)
     return api.KeyPage(
-        keys=[api.Key(**serializers.key(record)) for record in page],
+        keys=[api.Key(**serializers.key(key_record)) for key_record in page],
         next=encode_cursor(page[-1].id) if len(page) == query.limit else None,
     )
 
 
 async def read_key(call: Call) -> api.Key:
-    id = str(call.params["key"])
-    record = await call.app.keys.read(call.caller.tenant, id)
-    if record is None:
-        raise not_found("key", id)
-    return api.Key(**serializers.key(record))
+    key_id = str(call.params["key"])
+    key_record = await call.app.keys.read(call.caller.tenant, key_id)
+    if key_record is None:
+        raise not_found("key", key_id)
+    return api.Key(**serializers.key(key_record))
 
 
 async def revoke_key(call: Call) -> api.Key:
     """Revoke a key. Has no effect if it is already revoked."""
-    id = str(call.params["key"])
-    record = await call.app.keys.revoke(call.caller.tenant, id, call.caller.person)
-    if record is None:
-        raise not_found("key", id)
-    return api.Key(**serializers.key(record))
+    key_id = str(call.params["key"])
+    key_record = await call.app.keys.revoke(call.caller.tenant, key_id, call.caller.person)
+    if key_record is None:
+        raise not_found("key", key_id)
+    return api.Key(**serializers.key(key_record))
 
 
 async def read_me(call: Call) -> api.Me:
@@ -67,11 +67,11 @@ async def read_tenant(call: Call) -> api.Tenant:
 
 async def set_quotas(call: Call) -> api.Tenant:
     """Set the quotas of the tenant in the path, which need not be the caller's. Return them with its usage."""
-    name = str(call.params["tenant"])
-    if not name.strip():
-        raise Refused("not_found", f"there is no tenant {name!r}")
-    await call.app.tenants.set_quotas(name, call.body)
-    return await _tenant(call, name)
+    tenant_name = str(call.params["tenant"])
+    if not tenant_name.strip():
+        raise Refused("not_found", f"there is no tenant {tenant_name!r}")
+    await call.app.tenants.set_quotas(tenant_name, call.body)
+    return await _tenant(call, tenant_name)
 
 
 async def _tenant(call: Call, name: str) -> api.Tenant:

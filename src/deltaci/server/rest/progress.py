@@ -28,34 +28,43 @@ class TaskProgress(msgspec.Struct, frozen=True):
 
 async def load_progress(store: Store, runs: Iterable[Run]) -> dict[str, TaskProgress]:
     """Return the task progress by run id. The runs are those of workstreams."""
-    ids = [run.id for run in runs]
-    return await store.read(lambda: _load_progress(ids))
+    run_ids = [run.id for run in runs]
+    return await store.read(lambda: _load_progress(run_ids))
 
 
-def _load_progress(ids: Sequence[str]) -> ReadTransaction[dict[str, TaskProgress]]:
+def _load_progress(run_ids: Sequence[str]) -> ReadTransaction[dict[str, TaskProgress]]:
     progress_by_id = {}
-    for id in ids:
-        progress_by_id[id] = progress((yield from load_jobs(id)))
+    for run_id in run_ids:
+        progress_by_id[run_id] = progress((yield from load_jobs(run_id)))
     failed_attempt_ids = {
-        id: tasks.failed.attempt_id for id, tasks in progress_by_id.items() if tasks.failed and tasks.failed.attempt_id
+        run_id: run_progress.failed.attempt_id
+        for run_id, run_progress in progress_by_id.items()
+        if run_progress.failed and run_progress.failed.attempt_id
     }
     stored_records = (yield Load(tuple(failed_attempt_ids.values()))) if failed_attempt_ids else []
-    attempts = {row.record.id: row.record for row in stored_records if isinstance(row.record, Attempt)}
+    attempt_by_id = {
+        stored_record.record.id: stored_record.record
+        for stored_record in stored_records
+        if isinstance(stored_record.record, Attempt)
+    }
     return {
-        id: TaskProgress(tasks, attempts.get(failed_attempt_ids.get(id, ""))) for id, tasks in progress_by_id.items()
+        run_id: TaskProgress(run_progress, attempt_by_id.get(failed_attempt_ids.get(run_id, "")))
+        for run_id, run_progress in progress_by_id.items()
     }
 
 
 def serialize_progress(
-    progress: TaskProgress, record: records.Workstream, merge: wire.WorkstreamMerge
+    progress: TaskProgress, workstream_record: records.Workstream, merge: wire.WorkstreamMerge
 ) -> wire.WorkstreamProgress:
     tasks, failed_job = progress.progress, progress.progress.failed
-    results = rule_results([progress.failed_attempt] if progress.failed_attempt is not None else [])
+    last_rule_results = rule_results([progress.failed_attempt] if progress.failed_attempt is not None else [])
     broken_rules = (
-        failed_rules([*results, *record.verdicts.get(failed_job.spec.name, ())]) if failed_job is not None else []
+        failed_rules([*last_rule_results, *workstream_record.verdicts.get(failed_job.spec.name, ())])
+        if failed_job is not None
+        else []
     )
     return wire.WorkstreamProgress(
-        tasks=len(record.spec.get("tasks", ())),
+        tasks=len(workstream_record.spec.get("tasks", ())),
         counts=tasks.counts,
         under_way=tasks.under_way[:MAX_NAMES],
         waiting=tasks.waiting[:MAX_NAMES],

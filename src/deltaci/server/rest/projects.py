@@ -28,23 +28,31 @@ async def get_project(call: Call, name: str | None = None) -> Project:
 
 async def save_project(call: Call) -> wire.Project:
     """Create a project, or store a new version of it. Raise Refused if it is invalid or not allowed."""
-    params: wire.ProjectInput = call.body
-    name, repositories = str(call.params["project"]), call.app.repositories
-    url_policy.parse_url(params.url, repositories.url_policy)
-    if params.api_url and not params.api_url.startswith(("https://", "http://")):
-        raise Refused("bad_request", f"{params.api_url[:200]!r} is no URL of an API; it must start with https://")
-    existing = await repositories.projects.find(call.caller.tenant, name)
-    current_version = existing.version if existing is not None else 0
-    if params.expected_version is not None and params.expected_version != current_version:
+    project_input: wire.ProjectInput = call.body
+    project_name, repositories = str(call.params["project"]), call.app.repositories
+    url_policy.parse_url(project_input.url, repositories.url_policy)
+    if project_input.api_url and not project_input.api_url.startswith(("https://", "http://")):
         raise Refused(
-            "stale_version", f"project {name!r} is at version {current_version}, not {params.expected_version}"
+            "bad_request", f"{project_input.api_url[:200]!r} is no URL of an API; it must start with https://"
         )
-    if existing is None and await repositories.projects.is_full(call.caller.tenant):
+    existing_project = await repositories.projects.find(call.caller.tenant, project_name)
+    current_version = existing_project.version if existing_project is not None else 0
+    if project_input.expected_version is not None and project_input.expected_version != current_version:
+        raise Refused(
+            "stale_version",
+            f"project {project_name!r} is at version {current_version}, not {project_input.expected_version}",
+        )
+    if existing_project is None and await repositories.projects.is_full(call.caller.tenant):
         raise Refused("over_quota", f"a tenant has at most {projects.MAX_PROJECTS:,} projects")
-    project = projects.made(call.caller.tenant, name, params, by=call.caller.person, now=call.app.keys.now())
-    if existing is not None:
+    project = projects.made(
+        call.caller.tenant, project_name, project_input, by=call.caller.person, now=call.app.keys.now()
+    )
+    if existing_project is not None:
         project = msgspec.structs.replace(
-            project, version=existing.version, created_at=existing.created_at, created_by=existing.created_by
+            project,
+            version=existing_project.version,
+            created_at=existing_project.created_at,
+            created_by=existing_project.created_by,
         )
     return serialize_project(await repositories.projects.put(project))
 
@@ -64,8 +72,8 @@ async def remove_project(call: Call) -> wire.Project:
 async def list_projects(call: Call) -> wire.ProjectPage:
     """Return a page of projects, ordered by name."""
     query = call.query
-    after = decode_cursor(query.cursor) if query.cursor else ""
-    page = await call.app.repositories.projects.page(call.caller.tenant, after, query.limit)
+    after_name = decode_cursor(query.cursor) if query.cursor else ""
+    page = await call.app.repositories.projects.page(call.caller.tenant, after_name, query.limit)
     return wire.ProjectPage(
         projects=[serialize_project(project) for project in page],
         next=encode_cursor(page[-1].name) if len(page) == query.limit else None,
@@ -74,20 +82,22 @@ async def list_projects(call: Call) -> wire.ProjectPage:
 
 async def report_push(call: Call) -> wire.AcceptedChanges:
     """Create one change for each pushed ref. A repeated delivery creates none."""
-    params: wire.PushInput = call.body
+    push_input: wire.PushInput = call.body
     project, change_records = await get_project(call), call.app.repositories.changes
     accepted_changes: list[wire.AcceptedChange] = []
-    for ref_change in params.refs:
+    for ref_change in push_input.refs:
         change = push(
             ref_change.ref,
             ref_change.before,
             ref_change.after,
-            actor=params.pusher,
+            actor=push_input.pusher,
             default_branch=project.default_branch,
         )
-        delivery = f"push {params.delivery} {ref_change.ref}"
-        acceptance = await change_records.accept(project.tenant, project.name, change, delivery)
-        accepted_changes.append(wire.AcceptedChange(id=acceptance.id, is_new=acceptance.is_new, ref=ref_change.ref))
+        delivery = f"push {push_input.delivery} {ref_change.ref}"
+        accepted_change = await change_records.accept(project.tenant, project.name, change, delivery)
+        accepted_changes.append(
+            wire.AcceptedChange(id=accepted_change.id, is_new=accepted_change.is_new, ref=ref_change.ref)
+        )
     return wire.AcceptedChanges(changes=accepted_changes)
 
 

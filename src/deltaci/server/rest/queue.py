@@ -57,20 +57,20 @@ async def list_queue(call: Call) -> api_queue.Queue:
     context = ExplainContext(None, snapshot.jobs, snapshot.attempts, (), snapshot.tenant_state, is_brief=True)
     all_waits = [wait for wait in _waits(context, snapshot) if _matches(query, snapshot, wait.record)]
     all_waits.sort(key=lambda wait: wait.sort_key)
-    waits = [wait for wait in all_waits if query.reason in ("", wait.group_key, wait.code)]
-    leased = [attempt for attempt in snapshot.attempts if explain_queue.is_leased(attempt)]
-    running = [attempt for attempt in leased if _matches(query, snapshot, attempt)]
-    running.sort(key=lambda attempt: (explain_queue.leased_since(attempt), attempt.id))
-    after = _decode_sort_key(query.cursor)
-    remaining = [wait for wait in waits if after is None or wait.sort_key > after]
-    page = remaining[: query.limit]
+    selected_waits = [wait for wait in all_waits if query.reason in ("", wait.group_key, wait.code)]
+    leased_attempts = [attempt for attempt in snapshot.attempts if explain_queue.is_leased(attempt)]
+    running_attempts = [attempt for attempt in leased_attempts if _matches(query, snapshot, attempt)]
+    running_attempts.sort(key=lambda attempt: (explain_queue.leased_since(attempt), attempt.id))
+    after_sort_key = _decode_sort_key(query.cursor)
+    remaining_waits = [wait for wait in selected_waits if after_sort_key is None or wait.sort_key > after_sort_key]
+    page = remaining_waits[: query.limit]
     return api_queue.Queue(
         waiting=[_waiting_entry(snapshot, wait) for wait in page],
-        next=encode_cursor(_sort_key_text(page[-1].sort_key)) if len(remaining) > len(page) else None,
-        count=len(waits),
+        next=encode_cursor(_sort_key_text(page[-1].sort_key)) if len(remaining_waits) > len(page) else None,
+        count=len(selected_waits),
         reasons=[_shared_reason(group) for group in explain_queue.group_waits(all_waits)],
-        running=[_running_entry(context, snapshot, attempt) for attempt in running[:MAX_RUNNING]],
-        running_count=len(running),
+        running=[_running_entry(context, snapshot, attempt) for attempt in running_attempts[:MAX_RUNNING]],
+        running_count=len(running_attempts),
         is_whole=snapshot.is_complete,
     )
 
@@ -82,11 +82,11 @@ async def _read_snapshot(call: Call) -> Snapshot:
     tenant, store = call.caller.tenant, call.app.store
     needs_all = call.query.part == "all"
     ready_attempts = await store.queued_attempts(tenant, MAX_QUEUED, MAX_QUEUES) if needs_all else []
-    ready_counts: dict[str, int] = {}
+    ready_count_by_queue: dict[str, int] = {}
     for attempt in ready_attempts:
-        ready_counts[attempt.queue_key] = ready_counts.get(attempt.queue_key, 0) + 1
-    is_complete = len(ready_counts) < MAX_QUEUES and all(
-        ready_count < MAX_QUEUED for ready_count in ready_counts.values()
+        ready_count_by_queue[attempt.queue_key] = ready_count_by_queue.get(attempt.queue_key, 0) + 1
+    is_complete = len(ready_count_by_queue) < MAX_QUEUES and all(
+        ready_count < MAX_QUEUED for ready_count in ready_count_by_queue.values()
     )
     workers = await get_workers(call)
     open_runs: list[Run] = []
@@ -95,30 +95,30 @@ async def _read_snapshot(call: Call) -> Snapshot:
         open_runs += [record for record in page.records if isinstance(record, Run)]
         is_complete = is_complete and page.next is None
     jobs, has_all_jobs = await store.read(lambda: _load_jobs([run.id for run in open_runs]))
-    ids = dict.fromkeys([attempt.id for attempt in ready_attempts])
+    attempt_ids = dict.fromkeys([attempt.id for attempt in ready_attempts])
     leased_ids = [attempt_id for worker in workers for attempt_id in worker.tasks]
-    ids |= dict.fromkeys(leased_ids[:MAX_TASKS])
-    ids |= dict.fromkeys(explain_queue.current_attempts(jobs))
-    records = _of_tenant(call, await store.find_all(list(ids)))
+    attempt_ids |= dict.fromkeys(leased_ids[:MAX_TASKS])
+    attempt_ids |= dict.fromkeys(explain_queue.current_attempts(jobs))
+    records = _of_tenant(call, await store.find_all(list(attempt_ids)))
     attempts = [record for record in records if isinstance(record, Attempt)]
-    runs = {run.id: run for run in open_runs}
+    run_by_id = {run.id: run for run in open_runs}
     run_ids = dict.fromkeys(attempt.run_id for attempt in attempts if attempt.run_id)
-    missing_ids = [id for id in run_ids if id not in runs]
-    records = _of_tenant(call, await store.find_all(missing_ids))
-    runs |= {record.id: record for record in records if isinstance(record, Run)}
-    quota = await call.app.tenants.running_limit(tenant)
+    missing_run_ids = [run_id for run_id in run_ids if run_id not in run_by_id]
+    records = _of_tenant(call, await store.find_all(missing_run_ids))
+    run_by_id |= {record.id: record for record in records if isinstance(record, Run)}
+    running_quota = await call.app.tenants.running_limit(tenant)
     groups, group_fences = await get_group_holders(call, attempts)
     tenant_state = TenantState(
         now=await store.now(),
         workers=tuple(workers),
-        running_quota=quota,
-        running=await call.app.tenants.running_jobs(tenant) if quota else 0,
+        running_quota=running_quota,
+        running=await call.app.tenants.running_jobs(tenant) if running_quota else 0,
         groups=groups,
         group_fences=group_fences,
     )
     return Snapshot(
         tenant_state=tenant_state,
-        runs=runs,
+        runs=run_by_id,
         open_runs=open_runs,
         jobs=jobs,
         attempts=attempts,
@@ -134,10 +134,10 @@ def _of_tenant(call: Call, records: Iterable[Record]) -> list[Record]:
 def _load_jobs(run_ids: Sequence[str]) -> ReadTransaction[tuple[list[Job], bool]]:
     """Return the jobs of these runs, and whether they include those of all runs."""
     jobs: list[Job] = []
-    for id in run_ids:
+    for run_id in run_ids:
         if len(jobs) >= MAX_JOBS:
             return jobs, False
-        jobs += [stored.record for stored in (yield LoadJobs(id)) if isinstance(stored.record, Job)]
+        jobs += [stored.record for stored in (yield LoadJobs(run_id)) if isinstance(stored.record, Job)]
     return jobs, True
 
 
@@ -220,8 +220,10 @@ def _run_id(record: Record) -> str:
 
 
 def _labels(record: Record) -> list[str]:
-    key = record.queue_key if isinstance(record, Attempt) else record.spec.queue_key if isinstance(record, Job) else ""
-    return sorted(required_labels(key))
+    queue_key = (
+        record.queue_key if isinstance(record, Attempt) else record.spec.queue_key if isinstance(record, Job) else ""
+    )
+    return sorted(required_labels(queue_key))
 
 
 def _ready_at(record: Record) -> int:
@@ -230,17 +232,17 @@ def _ready_at(record: Record) -> int:
 
 
 def _sort_key_text(sort_key: tuple[int, int, int, str]) -> str:
-    return " ".join(str(part) for part in sort_key)
+    return " ".join(str(key_part) for key_part in sort_key)
 
 
 def _decode_sort_key(cursor: str) -> tuple[int, int, int, str] | None:
     """Return the sort key in a cursor, or None for an empty cursor. Raise Refused if it is malformed."""
     if not cursor:
         return None
-    parts = decode_cursor(cursor).split(" ", 3)
+    key_parts = decode_cursor(cursor).split(" ", 3)
     try:
-        rank, priority, at = (int(part) for part in parts[:3])
-        sort_key = (rank, priority, at, parts[3])
+        rank, priority, at = (int(key_part) for key_part in key_parts[:3])
+        sort_key = (rank, priority, at, key_parts[3])
     except (ValueError, IndexError):
         sort_key = None
     if sort_key is None or _sort_key_text(sort_key) != decode_cursor(cursor):

@@ -32,47 +32,49 @@ from deltaci.storage.port import ListQuery
 
 async def start_run(call: Call) -> JsonResponse:
     """Start a run from a template, a plan or a repository. With an idempotency key, a repeat returns the first run."""
-    params: RunInput = call.body
-    request = IdempotentRequest(call, "start", params)
-    if (existing := await request.find_existing()) is not None:
-        return _response(existing, 200, is_repeat=True)
-    if params.template is None and params.plan is None and params.repository:
+    run_input: RunInput = call.body
+    idempotent_request = IdempotentRequest(call, "start", run_input)
+    if (existing_run := await idempotent_request.find_existing()) is not None:
+        return _response(existing_run, 200, is_repeat=True)
+    if run_input.template is None and run_input.plan is None and run_input.repository:
         await call.app.tenants.check_queue(call.caller.tenant)
-        return await _create_unplanned(call, request, await changes.new_manual_run(call, params, request.new_run()))
-    plan, origin = await _plan_and_origin(call, params)
-    specs = job_specs.specs(plan, job_specs.as_env(origin.inputs))
-    record = request.new_run(
+        return await _create_unplanned(
+            call, idempotent_request, await changes.new_manual_run(call, run_input, idempotent_request.new_run())
+        )
+    plan, origin = await _plan_and_origin(call, run_input)
+    specs_of_jobs = job_specs.specs(plan, job_specs.as_env(origin.inputs))
+    run_record = idempotent_request.new_run(
         is_fail_fast=plan.fail_fast,
         timeout_seconds=plan.timeout_seconds,
         optional_wait_seconds=plan.optional_wait_seconds,
         origin=origin,
     )
-    return await _start(call, request, record, specs)
+    return await _start(call, idempotent_request, run_record, specs_of_jobs)
 
 
-async def _plan_and_origin(call: Call, params: RunInput) -> tuple[PlanInput, Origin]:
+async def _plan_and_origin(call: Call, run_input: RunInput) -> tuple[PlanInput, Origin]:
     origin = Origin(
-        project=params.project,
-        branch=params.branch,
-        repository=params.repository,
-        commit=params.commit,
-        title=params.title,
-        labels=tuple(dict.fromkeys(params.labels)),
+        project=run_input.project,
+        branch=run_input.branch,
+        repository=run_input.repository,
+        commit=run_input.commit,
+        title=run_input.title,
+        labels=tuple(dict.fromkeys(run_input.labels)),
     )
-    if (params.template is None) == (params.plan is None):
-        provided_text = "both" if params.plan is not None else "neither"
+    if (run_input.template is None) == (run_input.plan is None):
+        provided_text = "both" if run_input.plan is not None else "neither"
         hint = ", or a 'repository' instead" if provided_text == "neither" else ""
         raise Refused(
             "bad_request", f"{provided_text} of 'template' and 'plan' is given; give exactly one of them{hint}"
         )
-    if params.file:
+    if run_input.file:
         raise Refused("bad_request", "'file' belongs to a repository; leave it out with a template or a plan")
-    if params.plan is not None:
-        if params.inputs or params.version is not None:
+    if run_input.plan is not None:
+        if run_input.inputs or run_input.version is not None:
             raise Refused("bad_request", "'inputs' and 'version' belong to a template; leave them out with a plan")
-        return params.plan, origin
-    template = await get_template(call, str(params.template), params.version)
-    inputs = job_specs.resolve_inputs(template.inputs, params.inputs)
+        return run_input.plan, origin
+    template = await get_template(call, str(run_input.template), run_input.version)
+    inputs = job_specs.resolve_inputs(template.inputs, run_input.inputs)
     return template.plan, msgspec.structs.replace(
         origin, template=template.name, template_version=template.version, inputs=inputs
     )
@@ -80,65 +82,74 @@ async def _plan_and_origin(call: Call, params: RunInput) -> tuple[PlanInput, Ori
 
 async def rerun_run(call: Call) -> JsonResponse:
     """Start a new run with all jobs of an earlier run, or with its failed jobs and the jobs that depend on them."""
-    params: RerunInput = call.body
-    request = IdempotentRequest(call, f"rerun {call.params['run']}", params)
-    if (existing := await request.find_existing()) is not None:
-        return _response(existing, 200, is_repeat=True)
-    original = await get_run(call)
-    if original.origin.workstream:
+    rerun_input: RerunInput = call.body
+    idempotent_request = IdempotentRequest(call, f"rerun {call.params['run']}", rerun_input)
+    if (existing_run := await idempotent_request.find_existing()) is not None:
+        return _response(existing_run, 200, is_repeat=True)
+    original_run = await get_run(call)
+    if original_run.origin.workstream:
         raise Refused(
-            "wrong_state", f"{original.id} is a workstream and has its own branch; create it again from its file"
+            "wrong_state", f"{original_run.id} is a workstream and has its own branch; create it again from its file"
         )
-    specs = rerun_jobs(original, await get_jobs(call, original), failed_only=params.failed_only)
-    record = request.new_run(
-        is_fail_fast=original.is_fail_fast,
-        timeout_seconds=original.timeout_seconds,
-        optional_wait_seconds=original.optional_wait_seconds,
-        origin=original.origin,
-        rerun_of=original.id,
+    specs = rerun_jobs(original_run, await get_jobs(call, original_run), failed_only=rerun_input.failed_only)
+    run_record = idempotent_request.new_run(
+        is_fail_fast=original_run.is_fail_fast,
+        timeout_seconds=original_run.timeout_seconds,
+        optional_wait_seconds=original_run.optional_wait_seconds,
+        origin=original_run.origin,
+        rerun_of=original_run.id,
     )
-    return await _start(call, request, record, specs)
+    return await _start(call, idempotent_request, run_record, specs)
 
 
-async def _start(call: Call, request: IdempotentRequest, record: Run, specs: tuple[JobSpec, ...]) -> JsonResponse:
-    await call.app.tenants.check_queue(record.tenant)
+async def _start(
+    call: Call, idempotent_request: IdempotentRequest, run_record: Run, specs: tuple[JobSpec, ...]
+) -> JsonResponse:
+    await call.app.tenants.check_queue(run_record.tenant)
     hash_of_plan = plan_hash(
         specs,
-        is_fail_fast=record.is_fail_fast,
-        timeout_seconds=record.timeout_seconds,
-        optional_wait_seconds=record.optional_wait_seconds,
+        is_fail_fast=run_record.is_fail_fast,
+        timeout_seconds=run_record.timeout_seconds,
+        optional_wait_seconds=run_record.optional_wait_seconds,
     )
-    command = StartRun(
-        id=record.id, actor=call.actor, record=record, jobs=specs, plan_hash=hash_of_plan, has_random_id=not request.key
+    start_command = StartRun(
+        id=run_record.id,
+        actor=call.actor,
+        record=run_record,
+        jobs=specs,
+        plan_hash=hash_of_plan,
+        has_random_id=not idempotent_request.key,
     )
-    return await _create(call, request, command)
+    return await _create(call, idempotent_request, start_command)
 
 
-async def _create_unplanned(call: Call, request: IdempotentRequest, record: Run) -> JsonResponse:
+async def _create_unplanned(call: Call, idempotent_request: IdempotentRequest, run_record: Run) -> JsonResponse:
     """Create a run without a plan, for which the planner makes one."""
     return await _create(
-        call, request, NewRecord(id=record.id, actor=call.actor, record=record, has_random_id=not request.key)
+        call,
+        idempotent_request,
+        NewRecord(id=run_record.id, actor=call.actor, record=run_record, has_random_id=not idempotent_request.key),
     )
 
 
-async def _create(call: Call, request: IdempotentRequest, command: Command) -> JsonResponse:
+async def _create(call: Call, idempotent_request: IdempotentRequest, command: Command) -> JsonResponse:
     try:
         decision = await call.app.engine.do(command)
     except Refused:
         # A concurrent repeat may have created the run.
-        if (existing := await request.find_existing()) is not None:
-            return _response(existing, 200, is_repeat=True)
+        if (existing_run := await idempotent_request.find_existing()) is not None:
+            return _response(existing_run, 200, is_repeat=True)
         raise
     created_run = decision.record
     assert isinstance(created_run, Run)
     return _response(created_run, 201, is_repeat=False)
 
 
-def _response(record: Run, status: int, *, is_repeat: bool) -> JsonResponse:
-    headers = {"Location": f"{ROOT}/runs/{record.id}"}
+def _response(run_record: Run, status: int, *, is_repeat: bool) -> JsonResponse:
+    headers = {"Location": f"{ROOT}/runs/{run_record.id}"}
     if is_repeat:
         headers[REPLAYED_HEADER] = "true"
-    return JsonResponse(value=serializers.run(record), status=status, headers=headers)
+    return JsonResponse(value=serializers.run(run_record), status=status, headers=headers)
 
 
 # -- list and read
@@ -170,45 +181,45 @@ def _lists(query: RunQuery) -> list[str]:
         (listing.runs_in_state, query.state),
         (listing.runs_with_status, query.status),
     )
-    names = [listing.runs_with_label(label) for label in query.label]
-    names += [name(str(value)) for name, value in filters if value]
-    return names or [listing.RUNS]
+    list_names = [listing.runs_with_label(label) for label in query.label]
+    list_names += [list_of(str(value)) for list_of, value in filters if value]
+    return list_names or [listing.RUNS]
 
 
 async def read_run(call: Call) -> api.RunWithJobs:
     """Return a run with its first jobs and their attempts."""
-    record, jobs, attempts = await get_run_records(call, api.MAX_EMBEDDED_JOBS)
-    embedded = [serializers.job(job, attempts.get(job.id, ())) for job in jobs[: api.MAX_EMBEDDED_JOBS]]
-    return serializers.run_with_jobs(record, embedded, len(jobs))
+    run_record, jobs, attempts_by_job = await get_run_records(call, api.MAX_EMBEDDED_JOBS)
+    embedded_jobs = [serializers.job(job, attempts_by_job.get(job.id, ())) for job in jobs[: api.MAX_EMBEDDED_JOBS]]
+    return serializers.run_with_jobs(run_record, embedded_jobs, len(jobs))
 
 
 async def read_plan(call: Call) -> api.Plan:
     """Return the plan of a run, and why the planner kept or left out jobs."""
-    record = await get_run(call)
-    reasons = await reasons_of(call.app.store, record) or PlanReport()
+    run_record = await get_run(call)
+    plan_report = await reasons_of(call.app.store, run_record) or PlanReport()
     return api.Plan(
-        plan_hash=record.plan_hash,
-        jobs=[serializers.planned_job(job.spec) for job in await get_jobs(call, record)],
-        fail_fast=record.is_fail_fast,
-        timeout_seconds=record.timeout_seconds,
-        optional_wait_seconds=record.optional_wait_seconds,
-        file=reasons.file,
-        compared_with=reasons.compared_with,
-        unknown_because=reasons.unknown_because,
-        group=reasons.group,
-        choices=[api.JobChoice(**msgspec.structs.asdict(choice)) for choice in reasons.choices],
-        problems=list(reasons.problems),
+        plan_hash=run_record.plan_hash,
+        jobs=[serializers.planned_job(job.spec) for job in await get_jobs(call, run_record)],
+        fail_fast=run_record.is_fail_fast,
+        timeout_seconds=run_record.timeout_seconds,
+        optional_wait_seconds=run_record.optional_wait_seconds,
+        file=plan_report.file,
+        compared_with=plan_report.compared_with,
+        unknown_because=plan_report.unknown_because,
+        group=plan_report.group,
+        choices=[api.JobChoice(**msgspec.structs.asdict(choice)) for choice in plan_report.choices],
+        problems=list(plan_report.problems),
     )
 
 
 async def read_outputs(call: Call) -> api.Outputs:
     """Return the outputs of the last attempt of every job that has outputs."""
-    _, jobs, attempts = await get_run_records(call)
+    _, jobs, attempts_by_job = await get_run_records(call)
     return api.Outputs(
         outputs={
             job.spec.name: attempt.result
             for job in jobs
-            for attempt in attempts.get(job.id, ())[-1:]
+            for attempt in attempts_by_job.get(job.id, ())[-1:]
             if attempt.result not in (None, {})  # An attempt without a result has an empty one.
         }
     )
@@ -216,19 +227,19 @@ async def read_outputs(call: Call) -> api.Outputs:
 
 async def read_costs(call: Call) -> api.Costs:
     """Return the costs that runners reported for attempts, and the sums of the numeric ones."""
-    _, jobs, attempts = await get_run_records(call)
+    _, jobs, attempts_by_job = await get_run_records(call)
     costs = [
         api.JobCost(job=job.spec.name, attempt=attempt.index, cost=reported_cost)
         for job in jobs
-        for attempt in attempts.get(job.id, ())
+        for attempt in attempts_by_job.get(job.id, ())
         if isinstance(reported_cost := (attempt.report or {}).get("cost"), dict)
     ]
-    total: dict[str, float] = {}
+    total_cost: dict[str, float] = {}
     for job_cost in costs:
-        for name, value in job_cost.cost.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                total[name] = total.get(name, 0) + value
-    return api.Costs(attempts=costs, total=total)
+        for resource, amount in job_cost.cost.items():
+            if isinstance(amount, int | float) and not isinstance(amount, bool):
+                total_cost[resource] = total_cost.get(resource, 0) + amount
+    return api.Costs(attempts=costs, total=total_cost)
 
 
 # -- cancel, approve and reject
@@ -239,13 +250,13 @@ async def cancel_run(call: Call) -> api.Run:
 
     Has no effect if it is already being canceled.
     """
-    record = await get_run(call)
-    command = run.Cancel(id=record.id, actor=call.actor)
+    run_record = await get_run(call)
+    cancel_command = run.Cancel(id=run_record.id, actor=call.actor)
     if call.body.reason:
-        command = msgspec.structs.replace(command, reason=call.body.reason)
-    changed = (await call.app.engine.do(command)).record
-    assert isinstance(changed, Run)
-    return serializers.run(changed)
+        cancel_command = msgspec.structs.replace(cancel_command, reason=call.body.reason)
+    changed_run = (await call.app.engine.do(cancel_command)).record
+    assert isinstance(changed_run, Run)
+    return serializers.run(changed_run)
 
 
 async def approve_run(call: Call) -> api.DecisionResult:
@@ -262,17 +273,17 @@ async def reject_run(call: Call) -> api.DecisionResult:
 
 
 async def _decide(call: Call, command_type: type[job.Approve] | type[job.Reject]) -> api.DecisionResult:
-    params: DecisionInput = call.body
-    record = await get_run(call)
-    run.check_may_decide(record)
-    gates = select_gates(await get_jobs(call, record), command_type, call.caller.person, params.job)
+    decision_input: DecisionInput = call.body
+    run_record = await get_run(call)
+    run.check_may_decide(run_record)
+    gates = select_gates(await get_jobs(call, run_record), command_type, call.caller.person, decision_input.job)
     commands: list[Command] = [
         command_type(
             id=gate.id,
             actor=call.actor,
-            comment=params.comment,
+            comment=decision_input.comment,
             roles=call.caller.roles,
-            plan_hash=params.plan_hash,
+            plan_hash=decision_input.plan_hash,
         )
         for gate in gates
     ]

@@ -18,41 +18,41 @@ PREFIX_CHARS: Final = 20  # The length of project and branch pattern in a cursor
 async def list_secrets(call: Call) -> api.SecretPage:
     """Return a page of secrets: their names and scopes."""
     query = call.query
-    after = decode_cursor(query.cursor) if query.cursor else ""
+    after_sort_key = decode_cursor(query.cursor) if query.cursor else ""
     all_secrets = await call.app.disk.run(lambda: call.app.secrets.list_all(call.caller.tenant))
-    remaining = sorted((secret for secret in all_secrets if _position(secret) > after), key=_position)
-    page = remaining[: query.limit]
+    remaining_secrets = sorted((secret for secret in all_secrets if _sort_key(secret) > after_sort_key), key=_sort_key)
+    page = remaining_secrets[: query.limit]
     return api.SecretPage(
         secrets=[serialize_secret(secret) for secret in page],
-        next=encode_cursor(_position(page[-1])) if len(remaining) > len(page) else None,
+        next=encode_cursor(_sort_key(page[-1])) if len(remaining_secrets) > len(page) else None,
     )
 
 
 async def set_secret(call: Call) -> api.Secret:
     """Encrypt and store a secret, with its author and the time."""
-    params: SecretInput = call.body
-    name, scope = str(call.params["secret"]), SecretScope(params.project, params.branch)
+    secret_input: SecretInput = call.body
+    secret_name, scope = str(call.params["secret"]), SecretScope(secret_input.project, secret_input.branch)
     at, caller = call.app.keys.now(), call.caller
     return serialize_secret(
         await call.app.disk.run(
-            lambda: call.app.secrets.set(caller.tenant, name, params.value, scope, by=caller.person, at=at)
+            lambda: call.app.secrets.set(caller.tenant, secret_name, secret_input.value, scope, by=caller.person, at=at)
         )
     )
 
 
 async def remove_secret(call: Call) -> api.Secret:
     """Remove the secret with exactly this scope. Secrets with wider and narrower scopes remain."""
-    params: SecretQuery = call.query
-    name, scope = str(call.params["secret"]), SecretScope(params.project, params.branch)
+    secret_query: SecretQuery = call.query
+    secret_name, scope = str(call.params["secret"]), SecretScope(secret_query.project, secret_query.branch)
     scope.check()
     secrets, tenant = call.app.secrets, call.caller.tenant
-    secret = await call.app.disk.run(lambda: secrets.find(tenant, name, scope))
-    if secret is None or not await call.app.disk.run(lambda: secrets.remove(tenant, name, scope)):
-        raise not_found("secret of this scope:", name)
+    secret = await call.app.disk.run(lambda: secrets.find(tenant, secret_name, scope))
+    if secret is None or not await call.app.disk.run(lambda: secrets.remove(tenant, secret_name, scope)):
+        raise not_found("secret of this scope:", secret_name)
     return serialize_secret(secret)
 
 
-def _position(secret: SecretMetadata) -> str:
+def _sort_key(secret: SecretMetadata) -> str:
     """Return the sort key of a secret: short enough for a cursor, and unique because of the digest of the scope."""
     scope = secret.scope
     scope_digest = blake2b(f"{scope.project}\0{scope.branch}".encode(), digest_size=8).hexdigest()

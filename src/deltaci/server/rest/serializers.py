@@ -105,7 +105,7 @@ def failure(error: Failure | None) -> api.Failure | None:
 def attempt(record: Attempt) -> api.Attempt:
     """Return an attempt as the API shows it, without its specification and outputs."""
     lease = record.lease or record.ended_lease
-    ready_time = ready_at(record)
+    ready_at_time = ready_at(record)
     return api.Attempt(
         id=record.id,
         index=record.index,
@@ -120,7 +120,7 @@ def attempt(record: Attempt) -> api.Attempt:
         started_at=to_optional_datetime(record.started_at),
         updated_at=to_datetime(record.updated_at),
         times_out_at=to_optional_datetime(record.times_out_at),
-        run_at=to_datetime(ready_time) if ready_time is not None and ready_time > record.created_at else None,
+        run_at=to_datetime(ready_at_time) if ready_at_time is not None and ready_at_time > record.created_at else None,
         cancel_by=to_optional_datetime(record.cancel_by),
         cancel_reason=record.cancel_reason,
         error=failure(record.error),
@@ -134,7 +134,7 @@ def attempt(record: Attempt) -> api.Attempt:
 
 def job(record: Job, attempts: Iterable[Attempt]) -> api.Job:
     spec = record.spec
-    tries = [attempt(attempt_record) for attempt_record in attempts]
+    serialized_attempts = [attempt(attempt_record) for attempt_record in attempts]
     return api.Job(
         id=record.id,
         run_id=record.run_id,
@@ -158,13 +158,13 @@ def job(record: Job, attempts: Iterable[Attempt]) -> api.Job:
         created_at=to_datetime(record.created_at),
         started_at=to_optional_datetime(record.started_at),
         completed_at=to_optional_datetime(record.completed_at),
-        is_reclaimed=any(entry.claims > 1 for entry in tries),
+        is_reclaimed=any(serialized_attempt.claims > 1 for serialized_attempt in serialized_attempts),
         last_error=failure(record.last_error),
         approval=_approval_gate(record),
-        tries=tries,
+        tries=serialized_attempts,
         family=spec.family,
-        canceling=any(entry.state == CANCEL_REQUESTED for entry in tries[-1:]),
-        stop_unconfirmed_until=tries[-1].stop_unconfirmed_until if tries else None,
+        canceling=any(serialized_attempt.state == CANCEL_REQUESTED for serialized_attempt in serialized_attempts[-1:]),
+        stop_unconfirmed_until=serialized_attempts[-1].stop_unconfirmed_until if serialized_attempts else None,
     )
 
 
@@ -176,11 +176,11 @@ def retry_at(record: Job) -> datetime | None:
 def _approval_gate(record: Job) -> api.ApprovalGate | None:
     if record.spec.kind != jobs.APPROVAL:
         return None
-    gate = record.spec.gate
+    gate_requirements = record.spec.gate
     return api.ApprovalGate(
-        role=gate.role,
-        approvers=gate.approvers,
-        not_by_starter=gate.not_by_starter,
+        role=gate_requirements.role,
+        approvers=gate_requirements.approvers,
+        not_by_starter=gate_requirements.not_by_starter,
         approve_by=to_optional_datetime(record.approve_by),
         approvals=[
             api.Approval(person=approval.person, at=to_datetime(approval.at), comment=approval.comment)

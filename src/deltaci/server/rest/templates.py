@@ -54,18 +54,20 @@ def _document_name(template: str, version: int) -> str:
     return f"{template} {version:010d}"  # Names have no spaces, so no other template's versions have this prefix.
 
 
-async def get_template(call: Call, name: str, version: int | None = None) -> api.Template:
+async def get_template(call: Call, template_name: str, version: int | None = None) -> api.Template:
     """Return a version of a template, by default the newest. Raise Refused if it does not exist or was removed."""
-    _, head = await _find_head(call, name)
-    if head is None or head.is_removed:
-        raise not_found("template", name)
-    version_number = version if version is not None else head.version
-    document = await call.app.store.find_document(VERSION, _document_name(name, version_number), call.caller.tenant)
+    _, template_head = await _find_head(call, template_name)
+    if template_head is None or template_head.is_removed:
+        raise not_found("template", template_name)
+    version_number = version if version is not None else template_head.version
+    document = await call.app.store.find_document(
+        VERSION, _document_name(template_name, version_number), call.caller.tenant
+    )
     if document is None:
         raise not_found("version of this template:", str(version_number))
     stored_version = _decode_version(document.body)
     return api.Template(
-        name=name,
+        name=template_name,
         version=stored_version.version,
         description=stored_version.description,
         inputs=stored_version.inputs,
@@ -75,72 +77,77 @@ async def get_template(call: Call, name: str, version: int | None = None) -> api
     )
 
 
-async def _find_head(call: Call, name: str) -> tuple[int, _Head | None]:
+async def _find_head(call: Call, template_name: str) -> tuple[int, _Head | None]:
     """Return the version of the head document, 0 if there is none, and its content."""
-    document = await call.app.store.find_document(HEAD, name, call.caller.tenant)
+    document = await call.app.store.find_document(HEAD, template_name, call.caller.tenant)
     return (document.version, _decode_head(document.body)) if document is not None else (0, None)
 
 
 async def save_template(call: Call) -> api.Template:
     """Store a new version of a template. Raise Refused if its plan or its inputs are invalid."""
-    params: TemplateInput = call.body
-    name, tenant = str(call.params["template"]), call.caller.tenant
-    job_specs.specs(params.plan)
-    for input_name, rule in params.inputs.items():
+    template_input: TemplateInput = call.body
+    template_name, tenant = str(call.params["template"]), call.caller.tenant
+    job_specs.specs(template_input.plan)
+    for input_name, rule in template_input.inputs.items():
         if rule.default and rule.choices and rule.default not in rule.choices:
             raise Refused("bad_request", f"the default of input {input_name!r} is none of its choices")
-    if len(job_specs.as_env(dict.fromkeys(params.inputs, ""))) < len(params.inputs):
+    if len(job_specs.as_env(dict.fromkeys(template_input.inputs, ""))) < len(template_input.inputs):
         raise Refused("bad_request", "two inputs differ only in case; rename one of them")
-    document_version, head = await _find_head(call, name)
-    current_version = head.version if head is not None and not head.is_removed else 0
-    if params.expected_version is not None and params.expected_version != current_version:
+    document_version, template_head = await _find_head(call, template_name)
+    current_version = template_head.version if template_head is not None and not template_head.is_removed else 0
+    if template_input.expected_version is not None and template_input.expected_version != current_version:
         raise Refused(
-            "stale_version", f"template {name!r} is at version {current_version}, not {params.expected_version}"
+            "stale_version",
+            f"template {template_name!r} is at version {current_version}, not {template_input.expected_version}",
         )
-    version = (head.version if head is not None else 0) + 1
+    version = (template_head.version if template_head is not None else 0) + 1
     now = call.app.keys.now()
     new_version = _Version(
         version=version,
-        description=params.description,
-        inputs=params.inputs,
-        plan=params.plan,
+        description=template_input.description,
+        inputs=template_input.inputs,
+        plan=template_input.plan,
         created_at=now,
         created_by=call.caller.person,
     )
-    new_head = _Head(version=version, description=params.description, created_at=now, created_by=call.caller.person)
+    new_head = _Head(
+        version=version, description=template_input.description, created_at=now, created_by=call.caller.person
+    )
     try:
         await call.app.store.put_documents(
             [
                 Document(
                     kind=VERSION,
                     tenant=tenant,
-                    name=_document_name(name, version),
+                    name=_document_name(template_name, version),
                     version=0,
                     at=0,
                     body=_encode(new_version),
                 ),
-                Document(kind=HEAD, tenant=tenant, name=name, version=document_version, at=0, body=_encode(new_head)),
+                Document(
+                    kind=HEAD, tenant=tenant, name=template_name, version=document_version, at=0, body=_encode(new_head)
+                ),
             ]
         )
     except Conflict:
-        raise Refused("stale_version", f"somebody else saved template {name!r} at the same moment") from None
-    return await get_template(call, name, version)
+        raise Refused("stale_version", f"somebody else saved template {template_name!r} at the same moment") from None
+    return await get_template(call, template_name, version)
 
 
 async def remove_template(call: Call) -> api.TemplateSummary:
     """Remove a template. Runs that were started from it continue."""
-    name = str(call.params["template"])
-    document_version, head = await _find_head(call, name)
-    if head is None or head.is_removed:
-        raise not_found("template", name)
-    removed_head = msgspec.structs.replace(head, is_removed=True)
+    template_name = str(call.params["template"])
+    document_version, template_head = await _find_head(call, template_name)
+    if template_head is None or template_head.is_removed:
+        raise not_found("template", template_name)
+    removed_head = msgspec.structs.replace(template_head, is_removed=True)
     try:
         await call.app.store.put_documents(
             [
                 Document(
                     kind=HEAD,
                     tenant=call.caller.tenant,
-                    name=name,
+                    name=template_name,
                     version=document_version,
                     at=0,
                     body=_encode(removed_head),
@@ -148,8 +155,8 @@ async def remove_template(call: Call) -> api.TemplateSummary:
             ]
         )
     except Conflict:
-        raise Refused("stale_version", f"somebody else changed template {name!r} at the same moment") from None
-    return _serialize_summary(name, head)
+        raise Refused("stale_version", f"somebody else changed template {template_name!r} at the same moment") from None
+    return _serialize_summary(template_name, template_head)
 
 
 async def read_template(call: Call) -> api.Template:
@@ -160,39 +167,43 @@ async def read_template(call: Call) -> api.Template:
 async def list_templates(call: Call) -> api.TemplatePage:
     """Return a page of templates, ordered by name."""
     query = call.query
-    after = decode_cursor(query.cursor) if query.cursor else ""
-    documents = await call.app.store.list_documents(HEAD, call.caller.tenant, after=after, limit=query.limit)
+    after_name = decode_cursor(query.cursor) if query.cursor else ""
+    documents = await call.app.store.list_documents(HEAD, call.caller.tenant, after=after_name, limit=query.limit)
     heads = [(document.name, _decode_head(document.body)) for document in documents]
     return api.TemplatePage(
-        templates=[_serialize_summary(name, head) for name, head in heads if not head.is_removed],
+        templates=[
+            _serialize_summary(template_name, template_head)
+            for template_name, template_head in heads
+            if not template_head.is_removed
+        ],
         next=encode_cursor(documents[-1].name) if len(documents) == query.limit else None,
     )
 
 
 async def list_versions(call: Call) -> api.TemplatePage:
     """Return a page of the versions of a template, the oldest first."""
-    query, name = call.query, str(call.params["template"])
-    _, head = await _find_head(call, name)
-    if head is None or head.is_removed:
-        raise not_found("template", name)
-    after = decode_cursor(query.cursor) if query.cursor else ""
+    query, template_name = call.query, str(call.params["template"])
+    _, template_head = await _find_head(call, template_name)
+    if template_head is None or template_head.is_removed:
+        raise not_found("template", template_name)
+    after_name = decode_cursor(query.cursor) if query.cursor else ""
     documents = await call.app.store.list_documents(
-        VERSION, call.caller.tenant, after=after, limit=query.limit, prefix=f"{name} "
+        VERSION, call.caller.tenant, after=after_name, limit=query.limit, prefix=f"{template_name} "
     )
     versions = [_decode_version(document.body) for document in documents]
     return api.TemplatePage(
-        templates=[_serialize_summary(name, version) for version in versions],
+        templates=[_serialize_summary(template_name, version) for version in versions],
         next=encode_cursor(documents[-1].name) if len(documents) == query.limit else None,
     )
 
 
-def _serialize_summary(name: str, head: _Head | _Version) -> api.TemplateSummary:
+def _serialize_summary(template_name: str, version_summary: _Head | _Version) -> api.TemplateSummary:
     return api.TemplateSummary(
-        name=name,
-        version=head.version,
-        description=head.description,
-        created_at=to_datetime(head.created_at),
-        created_by=head.created_by,
+        name=template_name,
+        version=version_summary.version,
+        description=version_summary.description,
+        created_at=to_datetime(version_summary.created_at),
+        created_by=version_summary.created_by,
     )
 
 

@@ -73,29 +73,31 @@ async def read_tests(call: Call) -> RunTests:
     If the query names a job, totals and tests are only those of this job.
     """
     query: RunTestQuery = call.query
-    start = _decode_offset(query.cursor)
-    run, jobs, attempts = await get_run_records(call)
+    start_index = _decode_offset(query.cursor)
+    run, jobs, attempts_by_job = await get_run_records(call)
     reporting_attempts = [
         (job, attempt)
         for job in jobs
         if query.job in (None, job.spec.name)
-        if (attempt := _last_with_tests(attempts.get(job.id, ()))) is not None
+        if (attempt := _last_with_tests(attempts_by_job.get(job.id, ()))) is not None
     ]
     totals, tests = await _read_reports(call, run, reporting_attempts)
-    matches = [test for test in tests if _matches(test, query)]
-    matches.sort(key=_SORT_KEYS[query.order])
-    page = matches[start : start + query.limit]
-    earlier = await _earlier_runs(call, run) if page else []
-    past_attempts = await _past_attempts(call, earlier, list(dict.fromkeys(test.job for test in page))[:MAX_PAST_JOBS])
-    counts = dict.fromkeys(_FILTERS, 0)
+    matching_tests = [test for test in tests if _matches(test, query)]
+    matching_tests.sort(key=_SORT_KEYS[query.order])
+    page = matching_tests[start_index : start_index + query.limit]
+    earlier_runs = await _earlier_runs(call, run) if page else []
+    past_attempts = await _past_attempts(
+        call, earlier_runs, list(dict.fromkeys(test.job for test in page))[:MAX_PAST_JOBS]
+    )
+    count_by_filter = dict.fromkeys(_FILTERS, 0)
     for test in tests:
         for outcome in test.outcome_filters:
-            counts[outcome] += 1
+            count_by_filter[outcome] += 1
     return RunTests(
         jobs=totals,
-        match_count=len(matches),
-        counts=counts,
-        tests=[_run_test(test, earlier, past_attempts) for test in page],
+        match_count=len(matching_tests),
+        counts=count_by_filter,
+        tests=[_run_test(test, earlier_runs, past_attempts) for test in page],
         earlier=[
             EarlierRun(
                 id=earlier_run.id,
@@ -104,17 +106,17 @@ async def read_tests(call: Call) -> RunTests:
                 status=run_status(earlier_run),
                 created_at=to_datetime(earlier_run.created_at),
             )
-            for earlier_run in earlier
+            for earlier_run in earlier_runs
         ],
-        next=encode_cursor(str(start + query.limit)) if start + query.limit < len(matches) else None,
+        next=encode_cursor(str(start_index + query.limit)) if start_index + query.limit < len(matching_tests) else None,
     )
 
 
 def _decode_offset(cursor: str) -> int:
-    text = decode_cursor(cursor) if cursor else "0"
-    if not (text.isascii() and text.isdecimal() and len(text) <= MAX_OFFSET_DIGITS):
+    offset_text = decode_cursor(cursor) if cursor else "0"
+    if not (offset_text.isascii() and offset_text.isdecimal() and len(offset_text) <= MAX_OFFSET_DIGITS):
         raise Refused("bad_request", f"{cursor[:80]!r} is no cursor of this list; use `next` of the page before")
-    return int(text)
+    return int(offset_text)
 
 
 def _last_with_tests(attempts: Sequence[Attempt]) -> Attempt | None:
@@ -136,35 +138,38 @@ async def _read_reports(
     totals: list[ReportedTests] = []
     tests: list[ListedTest] = []
     for position, (job, attempt) in enumerate(reporting_attempts):
-        name, lease = job.spec.name, last_lease(attempt)
-        reported, flakes = ParsedReports(), dict[str, Flake]()
+        job_name, lease = job.spec.name, last_lease(attempt)
+        parsed_reports, flake_by_test = ParsedReports(), dict[str, Flake]()
         if position >= MAX_JOBS:
-            reported = ParsedReports((), (f"the tests of {MAX_JOBS} jobs are listed at once; ask for one job",))
+            parsed_reports = ParsedReports((), (f"the tests of {MAX_JOBS} jobs are listed at once; ask for one job",))
         elif lease is not None:
-            reported = await call.app.test_reports.read(attempt, lease.number, call.app.blobs, call.app.disk)
-            history = await call.app.flaky.of_job(call.caller.tenant, project, name)
-            flakes = flaky.flaky_tests(history, now)
-        totals.append(_job_totals(name, attempt, reported))
-        cases = reported.cases or _recorded_failures(attempt)
-        tests += [ListedTest(name, attempt.index, case, flakes.get(case.name), bool(reported.cases)) for case in cases]
+            parsed_reports = await call.app.test_reports.read(attempt, lease.number, call.app.blobs, call.app.disk)
+            history = await call.app.flaky.of_job(call.caller.tenant, project, job_name)
+            flake_by_test = flaky.flaky_tests(history, now)
+        totals.append(_job_totals(job_name, attempt, parsed_reports))
+        cases = parsed_reports.cases or _recorded_failures(attempt)
+        tests += [
+            ListedTest(job_name, attempt.index, case, flake_by_test.get(case.name), bool(parsed_reports.cases))
+            for case in cases
+        ]
     return totals, tests
 
 
-def _job_totals(job: str, attempt: Attempt, reported: ParsedReports) -> ReportedTests:
+def _job_totals(job_name: str, attempt: Attempt, parsed_reports: ParsedReports) -> ReportedTests:
     test_totals = _test_totals(attempt)
-    total = test_totals.get("total", 0)
+    test_count = test_totals.get("total", 0)
     return ReportedTests(
-        job=job,
+        job=job_name,
         attempt=attempt.index,
-        total=total,
+        total=test_count,
         passed=test_totals.get("passed", 0),
         failed=test_totals.get("failed", 0),
         errors=test_totals.get("errors", 0),
         skipped=test_totals.get("skipped", 0),
         flaky=test_totals.get("flaky", 0),
         seconds=test_totals.get("seconds", 0.0),
-        is_whole=not reported.problems and len(reported.cases) == total,
-        problems=list(reported.problems),
+        is_whole=not parsed_reports.problems and len(parsed_reports.cases) == test_count,
+        problems=list(parsed_reports.problems),
     )
 
 
@@ -185,17 +190,17 @@ def _recorded_failures(attempt: Attempt) -> list[TestCase]:
 def _matches(test: ListedTest, query: RunTestQuery) -> bool:
     if query.outcome is not None and query.outcome not in test.outcome_filters:
         return False
-    text = query.q.lower()
-    return not text or text in test.case.name.lower() or text in test.case.message.lower()
+    search_text = query.q.lower()
+    return not search_text or search_text in test.case.name.lower() or search_text in test.case.message.lower()
 
 
-def _worst_first(test: ListedTest) -> tuple[int, float, str, str]:
+def _severity_key(test: ListedTest) -> tuple[int, float, str, str]:
     rank = 0 if test.case.is_failed else 1 if test.is_flaky else 2 if test.case.outcome == SKIPPED else 3
     return rank, -test.case.seconds, test.case.name, test.job
 
 
 _SORT_KEYS: Final = {
-    "worst": _worst_first,
+    "worst": _severity_key,
     "slowest": lambda test: (-test.case.seconds, test.case.name, test.job),
     "name": lambda test: (test.case.name, test.job, test.attempt),
 }
@@ -219,9 +224,9 @@ async def _earlier_runs(call: Call, run: Run) -> list[Run]:
     return [record for record in page.records if isinstance(record, Run)]
 
 
-async def _past_attempts(call: Call, runs: Sequence[Run], names: Sequence[str]) -> dict[tuple[str, str], Attempt]:
+async def _past_attempts(call: Call, runs: Sequence[Run], job_names: Sequence[str]) -> dict[tuple[str, str], Attempt]:
     """Return the last attempt of each of these jobs in each of these runs, by run id and job name."""
-    job_ids = [job_id(run.id, name) for run in runs for name in names]
+    job_ids = [job_id(run.id, job_name) for run in runs for job_name in job_names]
     store = call.app.store
     jobs = [record for record in (await store.find_all(job_ids) if job_ids else ()) if isinstance(record, Job)]
     attempt_ids = [attempt_id(job.id, job.attempts) for job in jobs if job.attempts]
@@ -229,14 +234,16 @@ async def _past_attempts(call: Call, runs: Sequence[Run], names: Sequence[str]) 
     return {(record.run_id, flaky.job_name(record)): record for record in attempts if isinstance(record, Attempt)}
 
 
-def _earlier_outcome(attempt: Attempt | None, name: str) -> EarlierOutcome:
+def _earlier_outcome(attempt: Attempt | None, test_name: str) -> EarlierOutcome:
     if attempt is None or not _test_totals(attempt):
         return "unknown"
-    failed, is_complete = flaky.failed_tests(attempt.report)
-    return "failed" if name in failed else "not_failed" if is_complete else "unknown"
+    failed_names, is_complete = flaky.failed_tests(attempt.report)
+    return "failed" if test_name in failed_names else "not_failed" if is_complete else "unknown"
 
 
-def _run_test(test: ListedTest, earlier: Sequence[Run], past_attempts: Mapping[tuple[str, str], Attempt]) -> RunTest:
+def _run_test(
+    test: ListedTest, earlier_runs: Sequence[Run], past_attempts: Mapping[tuple[str, str], Attempt]
+) -> RunTest:
     case, flake = test.case, test.flake
     return RunTest(
         job=test.job,
@@ -250,7 +257,9 @@ def _run_test(test: ListedTest, earlier: Sequence[Run], past_attempts: Mapping[t
         flake=FlakyTest(name=case.name, times=flake.times, last_at=to_datetime(flake.last_at), commit=flake.commit)
         if flake is not None
         else None,
-        history=[_earlier_outcome(past_attempts.get((run.id, test.job)), case.name) for run in earlier],
+        history=[
+            _earlier_outcome(past_attempts.get((earlier_run.id, test.job)), case.name) for earlier_run in earlier_runs
+        ],
     )
 
 

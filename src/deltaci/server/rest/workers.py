@@ -36,29 +36,29 @@ async def list_workers(call: Call) -> api.WorkerPage:
 
 
 async def read_worker(call: Call) -> api.Worker:
-    _, record = await _load_latest(call)
-    return (await _serialize(call, [record]))[0]
+    _, worker_record = await _load_latest(call)
+    return (await _serialize(call, [worker_record]))[0]
 
 
 async def drain_worker(call: Call) -> api.Worker:
     """Drain a worker. Has no effect, and keeps the reason, if it is already draining."""
-    _, record = await _load_latest(call)
-    return await _execute(call, worker.Drain(id=record.id, reason=call.body.reason, actor=call.actor))
+    _, worker_record = await _load_latest(call)
+    return await _execute(call, worker.Drain(id=worker_record.id, reason=call.body.reason, actor=call.actor))
 
 
 async def resume_worker(call: Call) -> api.Worker:
     """Let a worker get work again. Has no effect if it is not on hold."""
-    _, record = await _load_latest(call)
-    return await _execute(call, worker.Resume(id=record.id, actor=call.actor))
+    _, worker_record = await _load_latest(call)
+    return await _execute(call, worker.Resume(id=worker_record.id, actor=call.actor))
 
 
 async def remove_worker(call: Call) -> api.Worker:
     """Shut a worker down unless it has stopped already, and mark it, so that it cannot register again by itself."""
-    incarnation, record = await _load_latest(call)
+    incarnation, worker_record = await _load_latest(call)
     if incarnation.is_over:
-        [removed_worker] = await _serialize(call, [record])
+        [removed_worker] = await _serialize(call, [worker_record])
     else:
-        removed_worker = await _execute(call, _removal(call, record))
+        removed_worker = await _execute(call, _removal(call, worker_record))
     await call.app.incarnations.mark_removed(call.caller.tenant, incarnation, call.actor, await call.app.store.now())
     return removed_worker
 
@@ -71,49 +71,49 @@ def _removal(call: Call, record: Worker) -> Command:
 
 
 async def _load_latest(call: Call) -> tuple[Incarnation, Worker]:
-    name = str(call.params["worker"])
-    incarnation = await call.app.incarnations.latest(call.caller.tenant, name)
+    worker_name = str(call.params["worker"])
+    incarnation = await call.app.incarnations.latest(call.caller.tenant, worker_name)
     if incarnation.worker is None:
-        raise not_found("worker", name)
+        raise not_found("worker", worker_name)
     return incarnation, incarnation.worker
 
 
 async def _execute(call: Call, command: Command) -> api.Worker:
     try:
-        record = (await call.app.engine.do(command)).record
+        worker_record = (await call.app.engine.do(command)).record
     except Refused as refused:
         if refused.code != "not_eligible":
             raise
         raise Refused("wrong_state", f"{refused.message}; then ask again") from refused
-    assert isinstance(record, Worker)
-    return (await _serialize(call, [record]))[0]
+    assert isinstance(worker_record, Worker)
+    return (await _serialize(call, [worker_record]))[0]
 
 
 async def _serialize(call: Call, records: Sequence[Worker]) -> list[api.Worker]:
     """Return the workers as the API shows them. Only the attempts of unresponsive ones are loaded."""
     fleet = call.app.fleet
-    task_ids = [id for record in records if worker.is_unresponsive(record) for id in record.tasks]
+    task_ids = [id for worker_record in records if worker.is_unresponsive(worker_record) for id in worker_record.tasks]
     attempts = await call.app.store.find_all(task_ids) if task_ids else []
     lease_ends = {attempt.id: attempt.reassign_at for attempt in attempts if isinstance(attempt, Attempt)}
     return [
         serializers.worker(
-            record,
-            fleet.last_seen_at(record),
-            max((lease_ends.get(id, 0) for id in record.tasks), default=0),
-            is_missed=fleet.has_missed_checks(record),
+            worker_record,
+            fleet.last_seen_at(worker_record),
+            max((lease_ends.get(id, 0) for id in worker_record.tasks), default=0),
+            is_missed=fleet.has_missed_checks(worker_record),
         )
-        for record in records
+        for worker_record in records
     ]
 
 
 async def make_token(call: Call) -> api.WorkerToken:
     """Create a token with which one runner of this name can register, once, for the caller's tenant."""
-    params = call.body
+    token_input = call.body
     token = call.app.signer.sign(
-        "register", params.name, call.caller.tenant, params.expires_seconds, again=params.again
+        "register", token_input.name, call.caller.tenant, token_input.expires_seconds, again=token_input.again
     )
-    expires_at = call.app.keys.now() + params.expires_seconds * SECOND
-    return api.WorkerToken(name=params.name, token=token, expires_at=serializers.to_datetime(expires_at))
+    expires_at = call.app.keys.now() + token_input.expires_seconds * SECOND
+    return api.WorkerToken(name=token_input.name, token=token, expires_at=serializers.to_datetime(expires_at))
 
 
 HANDLERS: Final[dict[str, Handler]] = {

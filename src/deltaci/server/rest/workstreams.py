@@ -51,26 +51,26 @@ MAX_PROBLEMS: Final = 20  # The number of problems in an error message; the othe
 
 async def create_workstream(call: Call) -> JsonResponse:
     """Create a workstream from its file. With an idempotency key, a repeat returns the first workstream."""
-    params: wire.WorkstreamInput = call.body
-    request = IdempotentRequest(call, "workstream", params)
-    if (existing := await request.find_existing()) is not None:
-        return await _response(call, existing.id, is_repeat=True)
+    workstream_input: wire.WorkstreamInput = call.body
+    idempotent_request = IdempotentRequest(call, "workstream", workstream_input)
+    if (existing_run := await idempotent_request.find_existing()) is not None:
+        return await _response(call, existing_run.id, is_repeat=True)
     # A large file takes seconds, which must not block other requests.
-    stream = await asyncio.to_thread(_parse_workstream, params)
+    stream = await asyncio.to_thread(_parse_workstream, workstream_input)
     await call.app.tenants.check_queue(call.caller.tenant)
     try:
         workstream = await _service(call).create(
             call.caller.tenant,
             stream,
-            id=request.id,
+            id=idempotent_request.id,
             by=call.caller.person,
             request_id=call.request.id,
-            fingerprint=request.fingerprint,
+            fingerprint=idempotent_request.fingerprint,
         )
     except Refused:
         # A concurrent repeat may have created the workstream.
-        if (existing := await request.find_existing()) is not None:
-            return await _response(call, existing.id, is_repeat=True)
+        if (existing_run := await idempotent_request.find_existing()) is not None:
+            return await _response(call, existing_run.id, is_repeat=True)
         raise
     return await _response(call, workstream.id, is_repeat=False)
 
@@ -80,24 +80,27 @@ async def _response(call: Call, id: str, *, is_repeat: bool) -> JsonResponse:
     return JsonResponse(value=await _workstream(call, id), status=200 if is_repeat else 201, headers=headers)
 
 
-def _parse_workstream(params: wire.WorkstreamInput) -> model.Workstream:
+def _parse_workstream(workstream_input: wire.WorkstreamInput) -> model.Workstream:
     """Return the parsed workstream. Raise Refused with its problems if it has any."""
-    if (params.file is None) == (params.spec is None):
-        provided_text = "both" if params.file is not None else "neither"
+    if (workstream_input.file is None) == (workstream_input.spec is None):
+        provided_text = "both" if workstream_input.file is not None else "neither"
         raise Refused("bad_request", f"{provided_text} of 'file' and 'spec' is given; give exactly one of them")
     problems: Sequence[str]
-    if params.file is not None:
-        result = parse.parse_file(params.file, params.name or parse.DEFAULT_FILE)
-        stream, problems = result.workstream, [str(problem) for problem in result.problems if not problem.is_warning]
+    if workstream_input.file is not None:
+        parse_result = parse.parse_file(workstream_input.file, workstream_input.name or parse.DEFAULT_FILE)
+        stream, problems = (
+            parse_result.workstream,
+            [str(problem) for problem in parse_result.problems if not problem.is_warning],
+        )
     else:
-        stream, problems = parse.parse_values(params.spec)
+        stream, problems = parse.parse_values(workstream_input.spec)
     if stream is None:
-        more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
-        raise Refused("bad_request", "; ".join(problems[:MAX_PROBLEMS]) + more)
+        more_text = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
+        raise Refused("bad_request", "; ".join(problems[:MAX_PROBLEMS]) + more_text)
     return replace(
         stream,
-        **({"project": params.project} if params.project else {}),
-        **({"base": parse.parse_branch_name(params.base)} if params.base else {}),
+        **({"project": workstream_input.project} if workstream_input.project else {}),
+        **({"base": parse.parse_branch_name(workstream_input.base)} if workstream_input.base else {}),
     )
 
 
@@ -109,12 +112,12 @@ def _service(call: Call) -> WorkstreamService:
 
 async def cancel_workstream(call: Call) -> wire.Workstream:
     """Cancel a workstream. Its branch and its worktree are released like those of any finished workstream."""
-    record = await get_workstream(call)
-    command = run.Cancel(id=record.id, actor=call.actor)
+    run_record = await get_workstream(call)
+    cancel_command = run.Cancel(id=run_record.id, actor=call.actor)
     if call.body.reason:
-        command = replace(command, reason=call.body.reason)
-    await call.app.engine.do(command)
-    return await _workstream(call, record.id)
+        cancel_command = replace(cancel_command, reason=call.body.reason)
+    await call.app.engine.do(cancel_command)
+    return await _workstream(call, run_record.id)
 
 
 # -- list and read
@@ -128,28 +131,30 @@ async def list_workstreams(call: Call) -> wire.WorkstreamPage:
         (listing.runs_of_project, query.project),
         (listing.workstreams_in_state, query.state),
     )
-    names = [list_name(value) for list_name, value in filters if value]
+    list_names = [list_name(filter_value) for list_name, filter_value in filters if filter_value]
     if not query.state:  # The lists by state contain only workstreams.
-        names = [listing.WORKSTREAMS, *names]
+        list_names = [listing.WORKSTREAMS, *list_names]
     list_query = ListQuery(
-        tenant=call.caller.tenant, lists=names, before=decode_position(query.cursor), limit=query.limit
+        tenant=call.caller.tenant, lists=list_names, before=decode_position(query.cursor), limit=query.limit
     )
     page = await call.app.store.page(list_query)
     now = await call.app.store.now()
     runs = [record for record in page.records if isinstance(record, Run)]
-    tasks_by_id = await load_progress(call.app.store, runs) if query.progress else {}
+    progress_by_id = await load_progress(call.app.store, runs) if query.progress else {}
     queues = await _queues(call) if any(not is_over(run) for run in runs) and query.progress else ()
     documents = records.WorkstreamRecords(call.app.store)
     summaries = []
     for workstream_run in runs:
-        fields = _summary_fields(workstream_run, now)
+        summary_fields = _summary_fields(workstream_run, now)
         # The document has the repository's default branch, which is known only after planning.
-        is_document_needed = query.progress or not fields["base"]
+        is_document_needed = query.progress or not summary_fields["base"]
         record = await documents.find(call.caller.tenant, workstream_run.id) if is_document_needed else None
         if record is not None:
-            fields["base"] = fields["base"] or record.base
-            fields["progress"] = _progress(tasks_by_id[workstream_run.id], record, queues) if query.progress else None
-        summaries.append(wire.WorkstreamSummary(**{"progress": None, **fields}))
+            summary_fields["base"] = summary_fields["base"] or record.base
+            summary_fields["progress"] = (
+                _progress(progress_by_id[workstream_run.id], record, queues) if query.progress else None
+            )
+        summaries.append(wire.WorkstreamSummary(**{"progress": None, **summary_fields}))
     return wire.WorkstreamPage(workstreams=summaries, next=encode_position(page.next))
 
 
@@ -167,11 +172,11 @@ async def read_workstream(call: Call) -> wire.Workstream:
     return await _workstream(call, str(call.params["workstream"]))
 
 
-async def _workstream(call: Call, id: str) -> wire.Workstream:
-    run_records = await get_workstream_records(call, id)
-    record = await records.WorkstreamRecords(call.app.store).find(call.caller.tenant, id)
+async def _workstream(call: Call, workstream_id: str) -> wire.Workstream:
+    run_records = await get_workstream_records(call, workstream_id)
+    record = await records.WorkstreamRecords(call.app.store).find(call.caller.tenant, workstream_id)
     if record is None:
-        raise not_found("workstream", id)
+        raise not_found("workstream", workstream_id)
     queues = () if is_over(run_records.run) else await _queues(call)
     return _serialize(run_records, record, queues, await call.app.store.now())
 
@@ -188,24 +193,24 @@ async def list_merge_queues(call: Call) -> wire.MergeQueues:
 # -- serialization
 
 
-def _summary_fields(record: Run, now: int) -> dict[str, Any]:
-    origin, ended = record.origin, record.updated_at if is_over(record) else 0
+def _summary_fields(run_record: Run, now: int) -> dict[str, Any]:
+    origin, ended_at = run_record.origin, run_record.updated_at if is_over(run_record) else 0
     return {
-        "id": record.id,
+        "id": run_record.id,
         "name": origin.workstream,
         "title": origin.title,
         "project": origin.project,
         "base": origin.branch,
-        "state": workstream_state(record),
-        "run_state": record.state,
-        "status": run_status(record),
-        "canceling": is_canceling(record),
-        "reason": record.reason,
-        "created_by": record.started_by,
-        "created_at": to_datetime(record.created_at),
-        "started_at": to_optional_datetime(record.started_at),
-        "ended_at": to_optional_datetime(ended),
-        "seconds": _seconds(record.started_at, ended, now),
+        "state": workstream_state(run_record),
+        "run_state": run_record.state,
+        "status": run_status(run_record),
+        "canceling": is_canceling(run_record),
+        "reason": run_record.reason,
+        "created_by": run_record.started_by,
+        "created_at": to_datetime(run_record.created_at),
+        "started_at": to_optional_datetime(run_record.started_at),
+        "ended_at": to_optional_datetime(ended_at),
+        "seconds": _seconds(run_record.started_at, ended_at, now),
     }
 
 
@@ -214,31 +219,39 @@ def _serialize(
 ) -> wire.Workstream:
     stream = msgspec.convert(record.spec, model.Workstream)
     jobs_by_name = {job.spec.name: job for job in run_records.jobs}
-    stages = task_levels(stream)
-    stage_of = {
-        task_name: stage_number for stage_number, task_names in enumerate(stages, 1) for task_name in task_names
+    task_names_by_stage = task_levels(stream)
+    stage_by_task = {
+        task_name: stage_number
+        for stage_number, task_names in enumerate(task_names_by_stage, 1)
+        for task_name in task_names
     }
-    integrated = {commits.task: commits for commits in record.joined}
+    integrated_by_task = {integrated_task.task: integrated_task for integrated_task in record.joined}
     tasks = [
-        _serialize_task(task, stage_of[task.name], jobs_by_name, run_records, integrated.get(task.name), record, now)
+        _serialize_task(
+            task, stage_by_task[task.name], jobs_by_name, run_records, integrated_by_task.get(task.name), record, now
+        )
         for task in stream.tasks
     ]
     states = [(task_state(job), job.spec.is_required) for job in run_records.jobs]
-    fields = _summary_fields(run_records.run, now)
+    summary_fields = _summary_fields(run_records.run, now)
     merge = _serialize_merge(stream, record, queues)
     job_progress = progress(run_records.jobs)
     last_attempts = run_records.attempts.get(job_progress.failed.id, [])[-1:] if job_progress.failed is not None else []
     return wire.Workstream(
-        **{**fields, "project": record.project or fields["project"], "base": record.base or fields["base"]},
+        **{
+            **summary_fields,
+            "project": record.project or summary_fields["project"],
+            "base": record.base or summary_fields["base"],
+        },
         progress=serialize_progress(TaskProgress(job_progress, next(iter(last_attempts), None)), record, merge),
-        derived_state=derive_workstream_state(states) if states else fields["state"],
+        derived_state=derive_workstream_state(states) if states else summary_fields["state"],
         base_commit=record.base_commit,
         branch=record.branch,
         tip=record.tip,
         worktree_path=""
         if may_discard_workspace(run_records.run)
         else record.place or next((task.worktree_path for task in tasks if task.worktree_path), ""),
-        stages=[list(names) for names in stages],
+        stages=[list(stage_task_names) for stage_task_names in task_names_by_stage],
         tasks=tasks,
         counts=dict(sorted(Counter(task.state for task in tasks if task.state).items())),
         merge=merge,
@@ -250,27 +263,31 @@ def _serialize_task(
     stage: int,
     jobs_by_name: Mapping[str, Job],
     run_records: RunRecords,
-    integrated: records.IntegratedTask | None,
+    integrated_task: records.IntegratedTask | None,
     record: records.Workstream,
     now: int,
 ) -> wire.WorkstreamTask:
     job = jobs_by_name.get(task.name)
-    fields: dict[str, Any] = {
+    task_fields: dict[str, Any] = {
         "name": task.name,
         "stage": stage,
         "needs": list(task.needs),
-        "waits_for": [need for need in task.needs if need not in jobs_by_name or not jobs_by_name[need].completed_at],
+        "waits_for": [
+            need_name
+            for need_name in task.needs
+            if need_name not in jobs_by_name or not jobs_by_name[need_name].completed_at
+        ],
         "is_critical": task.critical,
         "worktree": task.worktree,
-        "added": _serialize_commits(integrated),
+        "added": _serialize_commits(integrated_task),
     }
     if job is None:  # Not planned yet.
         max_attempts = task.retry.max_attempts if task.retry is not None else 1
-        return wire.WorkstreamTask(**fields, **_NOT_PLANNED, max_attempts=max_attempts)
+        return wire.WorkstreamTask(**task_fields, **_NOT_PLANNED, max_attempts=max_attempts)
     last_attempts = run_records.attempts.get(job.id, [])[-1:]
     lease = last_attempts[0].lease or last_attempts[0].ended_lease if last_attempts else None
     return wire.WorkstreamTask(
-        **fields,
+        **task_fields,
         state=task_state(job),
         job_state=job.state,
         reason=job.reason,
@@ -294,35 +311,42 @@ _NOT_PLANNED: Final[dict[str, Any]] = {
 }
 
 
-def _serialize_commits(integrated: records.IntegratedTask | None) -> wire.TaskCommits | None:
-    if integrated is None:
+def _serialize_commits(integrated_task: records.IntegratedTask | None) -> wire.TaskCommits | None:
+    if integrated_task is None:
         return None
     return wire.TaskCommits(
-        attempt_id=integrated.attempt_id,
-        is_changed=bool(integrated.bundle),
-        start=integrated.start,
-        head=integrated.head,
-        tip=integrated.tip,
+        attempt_id=integrated_task.attempt_id,
+        is_changed=bool(integrated_task.bundle),
+        start=integrated_task.start,
+        head=integrated_task.head,
+        tip=integrated_task.tip,
     )
 
 
 def _serialize_merge(
     stream: model.Workstream, record: records.Workstream, queues: Sequence[QueueView]
 ) -> wire.WorkstreamMerge:
-    queue_positions = [
+    positioned_entries = [
         (position, (entry, next((batch for batch in queue.batches if batch.number == entry.batch), None), queue))
         for queue in queues
         for position, entry in enumerate(queue.entries, 1)
         if entry.id == record.id
     ]
-    position, (entry, batch, queue) = queue_positions[0] if queue_positions else (0, (None, None, None))
+    position, (entry, batch, queue) = positioned_entries[0] if positioned_entries else (0, (None, None, None))
     return wire.WorkstreamMerge(
         method=stream.merge.method if stream.merge is not False else NONE,
         position=position,
         ahead=max(0, position - 1),
         doing=batch.doing if batch is not None else "",
         run_id=batch.run_id if batch is not None else "",
-        waits_for=next((part.problem for part in (entry, batch, queue) if part is not None and part.problem), ""),
+        waits_for=next(
+            (
+                merge_part.problem
+                for merge_part in (entry, batch, queue)
+                if merge_part is not None and merge_part.problem
+            ),
+            "",
+        ),
         tested_with=[member for member in batch.members if member != record.id] if batch is not None else [],
         commit=record.merged_as,
         problem=record.problem,

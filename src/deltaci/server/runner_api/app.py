@@ -36,8 +36,8 @@ from deltaci.protocol.routes import (
 from deltaci.server.errors import http_error
 from deltaci.server.request import MAX_QUOTED_CHARS, Receive, Request, Scope, Send
 from deltaci.server.runner_api.control_channel import ControlHub
-from deltaci.server.runner_api.job_data import ROUTE_NAMES as JOB_DATA_ROUTES
-from deltaci.server.runner_api.job_data import JobDataHandlers, StreamedResponse
+from deltaci.server.runner_api.job_data import ROUTE_NAMES as JOB_RESOURCE_ROUTES
+from deltaci.server.runner_api.job_data import JobResourceHandlers, StreamedResponse
 from deltaci.server.runner_api.message_handlers import MessageHandlers, Runner, job_spec, stale_lease
 from deltaci.server.runner_api.registration import RunnerRegistry
 from deltaci.server.runner_api.worktrees import ROUTE_NAMES as WORKTREE_ROUTES
@@ -79,7 +79,7 @@ class RunnerApp:
         registry: RunnerRegistry,
         logs: LogStore,
         control: ControlHub,
-        job_data_handlers: JobDataHandlers,
+        job_resource_handlers: JobResourceHandlers,
         worktrees: WorktreeHandlers | None = None,
         heartbeats: Heartbeats | None = None,
         serve_other: ServeOther | None = None,
@@ -88,7 +88,7 @@ class RunnerApp:
         self._control = control
         self._registry = registry
         self._logs = logs
-        self._job_data_handlers = job_data_handlers
+        self._job_resource_handlers = job_resource_handlers
         self._worktrees = worktrees
         self._heartbeats = heartbeats
         self._serve_other = serve_other
@@ -122,23 +122,25 @@ class RunnerApp:
         await _send_response(send, status, wire.encode(response), headers)
 
     async def _route(self, request: Request) -> Any:
-        name, path_rest = _parse_path(request)
-        if name in _JSON_ROUTES:
+        route_name, path_rest = _parse_path(request)
+        if route_name in _JSON_ROUTES:
             request.check_is_json()
-        if name == OPENAPI_PATH:
+        if route_name == OPENAPI_PATH:
             from deltaci.api.openapi import (
                 openapi_bytes,  # Imported on demand: few requests need its many dependencies.
             )
 
             return msgspec.Raw(openapi_bytes())
-        if name == "register":
-            registered = await self._registry.register(_decode_registration(await request.body(wire.MAX_MESSAGE_BYTES)))
-            self._record_heartbeat(registered.tenant, ids.worker_name(registered.runner_id))
-            return registered
+        if route_name == "register":
+            registration = await self._registry.register(
+                _decode_registration(await request.body(wire.MAX_MESSAGE_BYTES))
+            )
+            self._record_heartbeat(registration.tenant, ids.worker_name(registration.runner_id))
+            return registration
         token = request.token()
         runner = await self._registry.authenticate(token, request.peer)
         self._record_heartbeat(runner.tenant, runner.id)
-        match name:
+        match route_name:
             case "renew":
                 body = await request.body(wire.MAX_MESSAGE_BYTES)
                 return await self._registry.renew(
@@ -159,8 +161,8 @@ class RunnerApp:
                 [response] = await self._message_handlers.submit(runner, [message])
                 if isinstance(response, Refused):
                     raise response
-                if isinstance(response, wire.CompleteAck) and (lease := ids.lease_ref(message.lease_id)).number > 1:
-                    await self._job_data_handlers.remove_lost_uploads(runner, lease)
+                if isinstance(response, wire.CompleteAck) and (lease_ref := ids.lease_ref(message.lease_id)).number > 1:
+                    await self._job_resource_handlers.remove_lost_uploads(runner, lease_ref)
                 return response
             case "batch":
                 return await self._handle_batch(runner, request)
@@ -172,11 +174,11 @@ class RunnerApp:
                 if path_rest != attempt.id:
                     raise Refused("not_found", "the lease is for another specification; use the job_spec_ref you got")
                 return job_spec(attempt)
-        if name in JOB_DATA_ROUTES:
-            return await self._job_data_handlers.handle(runner, name, path_rest, request)
-        if name in WORKTREE_ROUTES or name == "streams":
-            return await self._handle_worktree(runner, name, request)
-        assert name == "log", name
+        if route_name in JOB_RESOURCE_ROUTES:
+            return await self._job_resource_handlers.handle(runner, route_name, path_rest, request)
+        if route_name in WORKTREE_ROUTES or route_name == "streams":
+            return await self._handle_worktree(runner, route_name, request)
+        assert route_name == "log", route_name
         return await self._handle_log(runner, request)
 
     async def _handle_lease(self, runner: Runner, request: Request) -> LeaseResponse:
@@ -187,9 +189,9 @@ class RunnerApp:
             return LeaseResponse(granted_leases)
         return LeaseResponse(granted_leases, await self._message_handlers.unclaimable(runner, lease_request.attempts))
 
-    async def _handle_worktree(self, runner: Runner, name: str, request: Request) -> Any:
+    async def _handle_worktree(self, runner: Runner, route_name: str, request: Request) -> Any:
         """Answer a request for the ended workstreams, the start of a worktree, or the bundle of its commits."""
-        if name == "streams":
+        if route_name == "streams":
             streams_request = _decode_streams(await request.body(wire.MAX_MESSAGE_BYTES))
             return (
                 await self._worktrees.ended_streams(runner, streams_request.ids)
@@ -199,16 +201,16 @@ class RunnerApp:
         attempt = await self._message_handlers.leased_attempt(runner, request.lease_id())
         if self._worktrees is None:
             raise Refused("not_found", "this server has no repositories, so no worktrees")
-        return await self._worktrees.handle(attempt, name)
+        return await self._worktrees.handle(attempt, route_name)
 
     async def _wait_for_cancels(self, runner: Runner, request: Request) -> list[wire.CancelRequested]:
         control_request = _decode_control(await request.body(wire.MAX_MESSAGE_BYTES))
-        disconnected = asyncio.create_task(request.wait_for_disconnect())
+        disconnect_task = asyncio.create_task(request.wait_for_disconnect())
         try:
             with self._connected(runner):
-                return await self._control.wait(runner, control_request, disconnected)
+                return await self._control.wait(runner, control_request, disconnect_task)
         finally:
-            disconnected.cancel()
+            disconnect_task.cancel()
 
     def _record_heartbeat(self, tenant: str, runner_name: str) -> None:
         if self._heartbeats is not None:
@@ -223,18 +225,18 @@ class RunnerApp:
         raw_messages = _decode_batch(await request.body(wire.MAX_BATCH_BYTES))
         if len(raw_messages) > wire.MAX_BATCH:
             raise Refused("too_large", f"{len(raw_messages)} messages at once; at most {wire.MAX_BATCH}")
-        responses: dict[int, wire.ServerMessage | Problem] = {}
-        messages: dict[int, wire.RunnerMessage] = {}
+        response_by_index: dict[int, wire.ServerMessage | Problem] = {}
+        message_by_index: dict[int, wire.RunnerMessage] = {}
         for index, raw_message in enumerate(raw_messages):
             try:
-                messages[index] = wire.decode_message(bytes(raw_message))
+                message_by_index[index] = wire.decode_message(bytes(raw_message))
             except msgspec.DecodeError as error:
-                responses[index] = _problem(error)
+                response_by_index[index] = _problem(error)
         for index, response in zip(
-            messages, await self._message_handlers.submit(runner, list(messages.values())), strict=True
+            message_by_index, await self._message_handlers.submit(runner, list(message_by_index.values())), strict=True
         ):
-            responses[index] = _problem(response) if isinstance(response, Refused) else response
-        return [responses[index] for index in range(len(raw_messages))]
+            response_by_index[index] = _problem(response) if isinstance(response, Refused) else response
+        return [response_by_index[index] for index in range(len(raw_messages))]
 
     async def _handle_log(self, runner: Runner, request: Request) -> LogSize:
         """Append to the log of a live lease, or return its size."""
@@ -244,9 +246,8 @@ class RunnerApp:
         if request.method == "GET":
             return LogSize(self._logs.size(lease_ref.attempt_id, lease_ref.number))
         chunk = await request.body(wire.MAX_CHUNK_BYTES)
-        await self._message_handlers.leased_attempt(
-            runner, request.lease_id()
-        )  # The body may have taken longer than the lease.
+        # The body may have taken longer than the lease.
+        await self._message_handlers.leased_attempt(runner, request.lease_id())
         try:
             # In a thread: waiting for the disk would block the event loop.
             return LogSize(
@@ -268,8 +269,8 @@ def _parse_path(request: Request) -> tuple[str, str]:
         raise Refused("wrong_method", message)
     if request.path == OPENAPI_PATH:
         return OPENAPI_PATH, ""
-    name, _, path_rest = request.path.removeprefix(ROOT).partition("/")
-    return name, path_rest
+    route_name, _, path_rest = request.path.removeprefix(ROOT).partition("/")
+    return route_name, path_rest
 
 
 def _methods(path: str) -> Sequence[str]:
@@ -278,8 +279,12 @@ def _methods(path: str) -> Sequence[str]:
         return ("GET",)
     if not path.startswith(ROOT):
         return ()
-    name, slash, path_rest = path.removeprefix(ROOT).partition("/")
-    return _METHODS.get(name, ()) if (bool(path_rest) if name in _ROUTES_WITH_PARAMETER else not slash) else ()
+    route_name, separator, path_rest = path.removeprefix(ROOT).partition("/")
+    return (
+        _METHODS.get(route_name, ())
+        if (bool(path_rest) if route_name in _ROUTES_WITH_PARAMETER else not separator)
+        else ()
+    )
 
 
 def _problem(error: Refused | msgspec.DecodeError) -> Problem:

@@ -41,12 +41,12 @@ class _LongPoll:
 
     def __init__(self) -> None:
         self.messages: list[CancelRequested] = []
-        self.is_answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.answered_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def send(self, *messages: CancelRequested) -> None:
         self.messages += messages
-        if not self.is_answered.done():
-            self.is_answered.set_result(None)
+        if not self.answered_future.done():
+            self.answered_future.set_result(None)
 
 
 class ControlHub:
@@ -57,22 +57,22 @@ class ControlHub:
         self._lease_id_minter = lease_id_minter
         self._listeners: list[CancelListener] = [self._send_to_polls]
         self._polls: dict[tuple[str, str], set[_LongPoll]] = {}
-        self._pending: dict[str, None] = {}
+        self._pending_attempt_ids: dict[str, None] = {}
         self._has_pending = asyncio.Event()
         self._is_closing = False
-        self._task: asyncio.Task[None] | None = None
+        self._send_task: asyncio.Task[None] | None = None
 
     def subscribe(self, listener: CancelListener) -> None:
         """Call `listener` with each cancel request, too. It must return fast and not raise."""
         self._listeners.append(listener)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="control")
+        self._send_task = asyncio.create_task(self._run(), name="control")
 
     async def stop(self) -> None:
         self.stop_waiting()
-        if self._task is not None:
-            await cancel_and_wait(self._task)
+        if self._send_task is not None:
+            await cancel_and_wait(self._send_task)
 
     def stop_waiting(self) -> None:
         """Answer every open long poll, because the server is about to stop."""
@@ -87,13 +87,13 @@ class ControlHub:
                 event.entity == ATTEMPT
                 and event.from_ != event.to
                 and attempt.MACHINE.changes(event.to, attempt.CancelAck)
-                and len(self._pending) < MAX_PENDING
+                and len(self._pending_attempt_ids) < MAX_PENDING
             ):
-                self._pending[event.entity_id] = None
+                self._pending_attempt_ids[event.entity_id] = None
                 self._has_pending.set()
 
     async def wait(
-        self, runner: Runner, request: ControlRequest, disconnected: asyncio.Future[Any]
+        self, runner: Runner, request: ControlRequest, disconnect_future: asyncio.Future[Any]
     ) -> list[CancelRequested]:
         """Return the cancel requests for this runner, waiting up to `request.wait_seconds` for the first one.
 
@@ -105,48 +105,50 @@ class ControlHub:
             poll.messages += await self._current_cancels(runner.tenant, request)
             if not poll.messages and not self._is_closing and request.wait_seconds:
                 await asyncio.wait(
-                    {poll.is_answered, disconnected}, timeout=request.wait_seconds, return_when=asyncio.FIRST_COMPLETED
+                    {poll.answered_future, disconnect_future},
+                    timeout=request.wait_seconds,
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
             return list({message.lease_id: message for message in poll.messages}.values())
 
     @contextmanager
     def _open_poll(self, tenant: str, runner_id: str) -> Iterator[_LongPoll]:
-        poll, key = _LongPoll(), (tenant, runner_id)
-        self._polls.setdefault(key, set()).add(poll)
+        poll, runner_key = _LongPoll(), (tenant, runner_id)
+        self._polls.setdefault(runner_key, set()).add(poll)
         try:
             yield poll
         finally:
-            self._polls[key].discard(poll)
-            if not self._polls[key]:
-                del self._polls[key]
+            self._polls[runner_key].discard(poll)
+            if not self._polls[runner_key]:
+                del self._polls[runner_key]
 
     async def _current_cancels(self, tenant: str, request: ControlRequest) -> list[CancelRequested]:
         """Return the cancel requests for those of the named leases that this runner holds."""
-        lease_ids: dict[str, str] = {}
+        lease_id_by_attempt: dict[str, str] = {}
         for lease_id in request.lease_ids:
             try:
-                lease_ids[ids.lease_ref(lease_id).attempt_id] = lease_id
+                lease_id_by_attempt[ids.lease_ref(lease_id).attempt_id] = lease_id
             except StaleLease:
                 continue
-        if not lease_ids:
+        if not lease_id_by_attempt:
             return []
-        now, records = await self._store.transact(lambda: read_time_and_records(list(lease_ids)))
-        cancels: list[CancelRequested] = []
+        now, records = await self._store.transact(lambda: read_time_and_records(list(lease_id_by_attempt)))
+        cancel_requests: list[CancelRequested] = []
         for record in records:
             if not isinstance(record, Attempt) or record.tenant != tenant or record.lease is None:
                 continue
-            lease_id = lease_ids[record.id]
+            lease_id = lease_id_by_attempt[record.id]
             if lease.is_held_by(record.lease, ids.lease_ref(lease_id), request.runner_id):
-                cancels += _cancel_requests(record, lease_id, now)
-        return cancels
+                cancel_requests += _cancel_requests(record, lease_id, now)
+        return cancel_requests
 
     async def _run(self) -> None:
         while True:
             await self._has_pending.wait()
-            attempt_ids = list(self._pending)[:BATCH_SIZE]
+            attempt_ids = list(self._pending_attempt_ids)[:BATCH_SIZE]
             for attempt_id in attempt_ids:
-                del self._pending[attempt_id]
-            if not self._pending:
+                del self._pending_attempt_ids[attempt_id]
+            if not self._pending_attempt_ids:
                 self._has_pending.clear()
             try:
                 now, records = await self._store.transact(partial(read_time_and_records, attempt_ids))

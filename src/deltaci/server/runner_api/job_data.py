@@ -91,7 +91,7 @@ class StorageQuota(Protocol):
         ...
 
 
-class JobDataHandlers:
+class JobResourceHandlers:
     """Stores the artifacts and caches of a job, and answers its requests for caches, secrets and job inputs."""
 
     def __init__(
@@ -112,21 +112,21 @@ class JobDataHandlers:
         # Separate threads: a slow blob store must not delay log writes.
         self._disk = DiskThreads("blobs")
         self._job_inputs = JobInputHandlers(message_handlers, blobs, secrets, self._disk)
-        self._running = 0
+        self._upload_count = 0
 
     def close(self) -> None:
         """Wait for disk operations in progress, and end the threads."""
         self._disk.close()
 
-    async def handle(self, runner: Runner, name: str, path_rest: str, request: Request) -> Any:
+    async def handle(self, runner: Runner, route_name: str, path_rest: str, request: Request) -> Any:
         """Answer one request to one of `ROUTE_NAMES`. `path_rest` is the path after the route's name."""
         request.digest()  # Refuse a malformed header before the lease is checked.
         attempt = await self._message_handlers.leased_attempt(runner, request.lease_id())
-        if name in JOB_INPUT_ROUTES:
-            return await self._answer_input_request(attempt, name, path_rest, lease_number(request.lease_id()))
-        if name == "secrets":
+        if route_name in JOB_INPUT_ROUTES:
+            return await self._answer_input_request(attempt, route_name, path_rest, lease_number(request.lease_id()))
+        if route_name == "secrets":
             return await self._decrypt_secrets(attempt)
-        if name == "artifacts":
+        if route_name == "artifacts":
             return await self._store_artifact(runner, attempt, path_rest, request)
         if len(path_rest) > MAX_CACHE_KEY:
             raise Refused("bad_request", f"the key has {len(path_rest)} characters; at most {MAX_CACHE_KEY}")
@@ -135,10 +135,10 @@ class JobDataHandlers:
         return await self._store_cache(runner, attempt, path_rest, request)
 
     async def _answer_input_request(
-        self, attempt: Attempt, name: str, path_rest: str, current_lease_number: int
+        self, attempt: Attempt, route_name: str, path_rest: str, current_lease_number: int
     ) -> Any:
         """Answer a request to one of the routes of `JobInputHandlers`."""
-        match name:
+        match route_name:
             case "needs":
                 return await self._job_inputs.needs(attempt)
             case "run-artifacts":
@@ -199,8 +199,8 @@ class JobDataHandlers:
         other_artifacts = [artifact for artifact in artifacts if artifact.path != path]
         if len(other_artifacts) >= self._limits.files:
             raise Refused("too_large", f"a job may store at most {self._limits.files} files; pack them")
-        remaining = self._limits.lease_bytes - sum(artifact.bytes for artifact in other_artifacts)
-        return max(0, min(self._limits.file_bytes, remaining))
+        remaining_bytes = self._limits.lease_bytes - sum(artifact.bytes for artifact in other_artifacts)
+        return max(0, min(self._limits.file_bytes, remaining_bytes))
 
     # -- caches
 
@@ -220,11 +220,11 @@ class JobDataHandlers:
 
     async def _store_cache(self, runner: Runner, attempt: Attempt, cache_key: str, request: Request) -> StoredCache:
         blob_key = keys.cache_key(attempt.tenant, job_spec(attempt).cache_scope, cache_key)
-        existing = await self._disk.run(lambda: self._blobs.stat(blob_key))
-        if existing is not None:
+        existing_stat = await self._disk.run(lambda: self._blobs.stat(blob_key))
+        if existing_stat is not None:
             async for _ in request.chunks(self._limits.cache_bytes):
                 pass  # Clients send the whole body before they read the response.
-            return StoredCache(stored=False, bytes=existing.bytes, sha256=existing.sha256)
+            return StoredCache(stored=False, bytes=existing_stat.bytes, sha256=existing_stat.sha256)
         max_bytes = await self._within_quota(attempt.tenant, self._limits.cache_bytes, request)
         async with self._received_body(request, max_bytes) as (file, blob_stat):
             await self._message_handlers.leased_attempt(runner, request.lease_id())
@@ -243,21 +243,23 @@ class JobDataHandlers:
 
         Raises `Refused` if the body that the request announces exceeds the quota.
         """
-        remaining = await self._quota.remaining_bytes(tenant) if self._quota is not None else None
-        if remaining is None:
+        remaining_bytes = await self._quota.remaining_bytes(tenant) if self._quota is not None else None
+        if remaining_bytes is None:
             return max_bytes
         content_length = request.header(b"content-length")
-        if remaining == 0 or (
-            content_length.isdecimal() and len(content_length) < 16 and remaining < int(content_length) <= max_bytes
+        if remaining_bytes == 0 or (
+            content_length.isdecimal()
+            and len(content_length) < 16
+            and remaining_bytes < int(content_length) <= max_bytes
         ):
             raise Refused(
-                "too_large", f"the tenant may store {remaining} more bytes of artifacts and caches; remove some"
+                "too_large", f"the tenant may store {remaining_bytes} more bytes of artifacts and caches; remove some"
             )
-        return min(max_bytes, remaining)
+        return min(max_bytes, remaining_bytes)
 
-    def _count_stored(self, tenant: str, size: int) -> None:
+    def _count_stored(self, tenant: str, stored_bytes: int) -> None:
         if self._quota is not None:
-            self._quota.add_stored_bytes(tenant, size)
+            self._quota.add_stored_bytes(tenant, stored_bytes)
 
     async def _delete_if_lease_lost(self, runner: Runner, request: Request, blob_key: str) -> None:
         """Check the lease after an upload. If it was lost, delete the uploaded blob and raise `StaleLease`."""
@@ -269,11 +271,14 @@ class JobDataHandlers:
 
     @asynccontextmanager
     async def _received_body(self, request: Request, max_bytes: int) -> AsyncIterator[tuple[BinaryIO, BlobStat]]:
-        """Receive the whole body into an unnamed temporary file. Yield the file, with the size and hash of the body."""
+        """Receive the whole body into an unnamed temporary file. Yield the file, with the size and hash of the body.
+
+        Raise `Overloaded` if too many uploads are in progress, `Refused` if the body has another hash than announced.
+        """
         expected_digest = request.digest()
-        if self._running >= MAX_RUNNING:
+        if self._upload_count >= MAX_RUNNING:
             raise Overloaded(f"{MAX_RUNNING} uploads are in progress; try again later")
-        self._running += 1
+        self._upload_count += 1
         try:
             with await self._disk.run(self._temporary_file) as file:
                 blob_stat = await self._receive_into(request, max_bytes, file)
@@ -282,33 +287,33 @@ class JobDataHandlers:
                 file.seek(0)
                 yield file, blob_stat
         finally:
-            self._running -= 1
+            self._upload_count -= 1
 
     def _temporary_file(self) -> BinaryIO:
         self._folder.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryFile(dir=self._folder)
 
     async def _receive_into(self, request: Request, max_bytes: int, file: BinaryIO) -> BlobStat:
-        body_hash, size = hashlib.sha256(), 0
-        buffer: list[bytes] = []
+        body_hash, received_bytes = hashlib.sha256(), 0
+        buffered_chunks: list[bytes] = []
         buffered_bytes = 0
 
         def write() -> None:
             check_free_space(self._folder, buffered_bytes)
-            for chunk in buffer:
+            for chunk in buffered_chunks:
                 body_hash.update(chunk)
                 file.write(chunk)
 
         chunks = request.chunks(max_bytes)
         while (chunk := await _next_chunk(chunks)) is not None:
-            buffer.append(chunk)
+            buffered_chunks.append(chunk)
             buffered_bytes += len(chunk)
-            size += len(chunk)
+            received_bytes += len(chunk)
             if buffered_bytes >= BUFFER_BYTES:
                 await self._disk.run(write)
-                buffer, buffered_bytes = [], 0
+                buffered_chunks, buffered_bytes = [], 0
         await self._disk.run(write)
-        return BlobStat(size, body_hash.hexdigest())
+        return BlobStat(received_bytes, body_hash.hexdigest())
 
     async def _read_chunks(self, blob_key: str) -> AsyncIterator[bytes]:
         chunks: Iterator[bytes] = keys.read_all(self._blobs, blob_key)

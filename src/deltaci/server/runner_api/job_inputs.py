@@ -53,17 +53,17 @@ class JobInputHandlers:
 
         In a rerun, a job that was not repeated has the result of the earlier run.
         """
-        names = list(dict.fromkeys(job_spec(attempt).needs))
-        needs: dict[str, NeededJob] = {}
+        needed_names = list(dict.fromkeys(job_spec(attempt).needs))
+        needed_job_by_name: dict[str, NeededJob] = {}
         async for run_id in self._run_ids(attempt):
-            missing = [name for name in names if name not in needs]
-            if not missing:
+            missing_names = [name for name in needed_names if name not in needed_job_by_name]
+            if not missing_names:
                 break
-            for start in range(0, len(missing), BATCH_SIZE):
-                jobs = await self._find_jobs(attempt, run_id, missing[start : start + BATCH_SIZE])
+            for batch_start in range(0, len(missing_names), BATCH_SIZE):
+                jobs = await self._find_jobs(attempt, run_id, missing_names[batch_start : batch_start + BATCH_SIZE])
                 last_attempts = await self._last_attempts(attempt, jobs)
-                needs |= {job.spec.name: _needed_job(job, last_attempts.get(job.id)) for job in jobs}
-        return {name: needs.get(name) or NeededJob(result=SKIPPED, exists=False) for name in names}
+                needed_job_by_name |= {job.spec.name: _needed_job(job, last_attempts.get(job.id)) for job in jobs}
+        return {name: needed_job_by_name.get(name) or NeededJob(result=SKIPPED, exists=False) for name in needed_names}
 
     async def _run_ids(self, attempt: Attempt) -> AsyncIterator[str]:
         """Yield the id of the attempt's run, then of the run of which that one is a rerun, and so on.
@@ -76,11 +76,11 @@ class JobInputHandlers:
                 return
             yield run_id
             records = await self._message_handlers.find_records([run_id])
-            record = records[0] if records else None
-            run_id = record.rerun_of if isinstance(record, Run) and record.tenant == attempt.tenant else ""
+            run_record = records[0] if records else None
+            run_id = run_record.rerun_of if isinstance(run_record, Run) and run_record.tenant == attempt.tenant else ""
 
-    async def _find_jobs(self, attempt: Attempt, run_id: str, names: list[str]) -> list[Job]:
-        records = await self._message_handlers.find_records([job_id(run_id, name) for name in names])
+    async def _find_jobs(self, attempt: Attempt, run_id: str, job_names: list[str]) -> list[Job]:
+        records = await self._message_handlers.find_records([job_id(run_id, name) for name in job_names])
         return [record for record in records if isinstance(record, Job) and record.tenant == attempt.tenant]
 
     async def _last_attempts(self, attempt: Attempt, jobs: list[Job]) -> dict[str, Attempt]:
@@ -109,10 +109,10 @@ class JobInputHandlers:
         return artifacts + await self._attempt_artifacts(attempt, current_lease_number, job_name)
 
     async def _job_artifacts(self, attempt: Attempt, jobs: list[Job]) -> list[SharedArtifact]:
-        finished = sorted((job for job in jobs if is_over(job)), key=lambda job: job.position)
+        finished_jobs = sorted((job for job in jobs if is_over(job)), key=lambda job: job.position)
         artifacts: list[SharedArtifact] = []
-        for start in range(0, len(finished), BATCH_SIZE):
-            batch = finished[start : start + BATCH_SIZE]
+        for batch_start in range(0, len(finished_jobs), BATCH_SIZE):
+            batch = finished_jobs[batch_start : batch_start + BATCH_SIZE]
             last_attempts = await self._last_attempts(attempt, batch)
             for job in batch:
                 last_attempt = last_attempts.get(job.id)
@@ -124,15 +124,17 @@ class JobInputHandlers:
                     raise Refused("too_large", f"the run has more than {MAX_ARTIFACTS} artifacts; pack them into fewer")
         return artifacts
 
-    async def _attempt_artifacts(self, attempt: Attempt, lease_number: int, job: str) -> list[SharedArtifact]:
+    async def _attempt_artifacts(self, attempt: Attempt, lease_number: int, job_name: str) -> list[SharedArtifact]:
         stored_artifacts = await self._disk.run(
             lambda: keys.artifacts(self._blobs, attempt.tenant, attempt.id, lease_number)
         )
         artifacts: list[SharedArtifact] = []
         for artifact in stored_artifacts:
-            name, uri = shared_name(artifact.path), keys.artifact_uri(attempt.id, lease_number, artifact.path)
-            path = "" if name else artifact.path
-            artifacts.append(SharedArtifact(job=job, name=name, path=path, uri=uri, bytes=artifact.bytes))
+            artifact_name, uri = shared_name(artifact.path), keys.artifact_uri(attempt.id, lease_number, artifact.path)
+            shared_path = "" if artifact_name else artifact.path
+            artifacts.append(
+                SharedArtifact(job=job_name, name=artifact_name, path=shared_path, uri=uri, bytes=artifact.bytes)
+            )
         return artifacts
 
     async def artifact(self, attempt: Attempt, current_lease_number: int, uri: str) -> tuple[str, BlobStat]:

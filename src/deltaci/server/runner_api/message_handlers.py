@@ -137,22 +137,25 @@ class MessageHandlers:
             ):
                 return []
             claimed_attempts = await self._waiters.claim(
-                claim, deadline - clock(), self._ineligible(runner, request.runner_id, wait_for_disconnect)
+                claim, deadline - clock(), self._ineligible_waiter(runner, request.runner_id, wait_for_disconnect)
             )
             granted_leases = await self._grant(runner, claimed_attempts)
             is_on_hold = fleet is not None and fleet.is_on_hold(runner.tenant, request.runner_id)
             if granted_leases or not (claimed_attempts or is_on_hold):
                 return granted_leases
 
-    def _ineligible(
-        self, runner: Runner, id: str, wait_for_disconnect: WaitForDisconnect | None
+    def _ineligible_waiter(
+        self, runner: Runner, worker_id: str, wait_for_disconnect: WaitForDisconnect | None
     ) -> WaitForDisconnect | None:
-        """Return a function that waits until the runner has disconnected or may not get any more work."""
+        """Return a function that waits until the runner has disconnected or may not get any more work.
+
+        Without a fleet, it only waits for the disconnection.
+        """
         fleet = self._fleet
         return (
             wait_for_disconnect
             if fleet is None
-            else lambda: fleet.wait_until_on_hold(runner.tenant, id, wait_for_disconnect)
+            else lambda: fleet.wait_until_on_hold(runner.tenant, worker_id, wait_for_disconnect)
         )
 
     async def leave(self, runner: Runner, request: wire.LeaveRequest) -> bool:
@@ -161,30 +164,30 @@ class MessageHandlers:
         A worker without a record counts as over.
         """
         self._check_runner_id(runner, request.runner_id)
-        record = await self._store.find(request.runner_id)
-        if not isinstance(record, Worker) or record.tenant != runner.tenant or is_over(record):
+        worker_record = await self._store.find(request.runner_id)
+        if not isinstance(worker_record, Worker) or worker_record.tenant != runner.tenant or is_over(worker_record):
             return True
         if self._fleet is not None:
-            await self._fleet.mark_alive(runner.tenant, [record.id])
+            await self._fleet.mark_alive(runner.tenant, [worker_record.id])
         try:
-            command = Shutdown(id=record.id, actor=worker_actor(record.id), reason=LEFT)
-            record = (await self._engine.do(command)).record
+            shutdown_command = Shutdown(id=worker_record.id, actor=worker_actor(worker_record.id), reason=LEFT)
+            worker_record = (await self._engine.do(shutdown_command)).record
         except Refused as refused:
             if refused.code != "wrong_state":
                 raise
-            record = await self._store.find(record.id)  # It was shut down meanwhile.
-        return not isinstance(record, Worker) or is_over(record)
+            worker_record = await self._store.find(worker_record.id)  # It was shut down meanwhile.
+        return not isinstance(worker_record, Worker) or is_over(worker_record)
 
     async def unclaimable(self, runner: Runner, attempt_ids: Sequence[str]) -> list[str]:
         """Return those of the attempts that cannot be claimed now: leased, finished, or not found for this tenant."""
         _, records = await self._store.transact(lambda: read_time_and_records(attempt_ids))
-        claimable = {
+        claimable_ids = {
             record.id
             for record in records
             if unreadable_refusal(record) is not None
             or (record.tenant == runner.tenant and ready_at(record) is not None)
         }
-        return [id for id in attempt_ids if id not in claimable]
+        return [attempt_id for attempt_id in attempt_ids if attempt_id not in claimable_ids]
 
     async def _grant(self, runner: Runner, claimed_attempts: Sequence[ClaimedAttempt]) -> list[LeaseGranted]:
         """Return the leases of those attempts whose job a runner can execute.
@@ -206,20 +209,20 @@ class MessageHandlers:
         return granted_leases
 
     def _lease_granted(self, claimed_attempt: ClaimedAttempt) -> LeaseGranted:
-        record = claimed_attempt.attempt
-        spec, spec_ref = _spec_or_ref(record)
+        attempt_record = claimed_attempt.attempt
+        spec, spec_ref = _spec_or_ref(attempt_record)
         if spec is not None and not spec.rules:
             if len(self._without_rules) >= MAX_REMEMBERED:
                 self._without_rules.clear()
-            self._without_rules.add(record.id)
+            self._without_rules.add(attempt_record.id)
         return LeaseGranted(
             lease_id=claimed_attempt.lease_id,
-            job_id=record.job_id or record.id,
-            run_id=record.run_id,
+            job_id=attempt_record.job_id or attempt_record.id,
+            run_id=attempt_record.run_id,
             lease_ttl_seconds=self._ttl_seconds,
             heartbeat_interval_seconds=max(1, self._ttl_seconds * lease.HEARTBEAT_SECONDS // lease.TTL_SECONDS),
             # The server ends the attempt at its timeout; a runner that does not learn of that ends it a little later.
-            max_runtime_seconds=min(record.timeout_seconds + lease.RUNTIME_BUFFER_SECONDS, wire.MAX_SECONDS),
+            max_runtime_seconds=min(attempt_record.timeout_seconds + lease.RUNTIME_BUFFER_SECONDS, wire.MAX_SECONDS),
             job_spec=spec,
             job_spec_ref=spec_ref,
         )
@@ -230,27 +233,33 @@ class MessageHandlers:
         Raises `StaleLease` if it does not, by the store's clock.
         """
         lease_ref = ids.lease_ref(lease_id)
-        now, record = await self._store.transact(lambda: self._read_record(lease_ref.attempt_id))
-        if (refusal := unreadable_refusal(record)) is not None:
+        now, attempt_record = await self._store.transact(lambda: self._read_record(lease_ref.attempt_id))
+        if (refusal := unreadable_refusal(attempt_record)) is not None:
             raise refusal
-        if not isinstance(record, Attempt) or record.tenant != runner.tenant:
+        if not isinstance(attempt_record, Attempt) or attempt_record.tenant != runner.tenant:
             raise lease.unknown_attempt(lease_ref.attempt_id)
         # The request does not name the slot that holds the lease: accept any slot of this runner.
-        latest_lease = record.lease or record.ended_lease
+        latest_lease = attempt_record.lease or attempt_record.ended_lease
         worker_id = (
             latest_lease.worker_id
             if latest_lease is not None and runner.may_speak_for(latest_lease.worker_id)
             else runner.id
         )
-        lease.check_fence(record.lease, record.ended_lease, lease_ref, worker_id, max(now, record.updated_at))
-        return record
+        lease.check_fence(
+            attempt_record.lease, attempt_record.ended_lease, lease_ref, worker_id, max(now, attempt_record.updated_at)
+        )
+        return attempt_record
 
     async def run_origin(self, attempt_record: Attempt) -> Origin:
         """Return the origin of the attempt's run, or an empty origin for an attempt of the plain queue."""
-        record = await self._store.find(attempt_record.run_id) if attempt_record.run_id else None
-        if (refusal := unreadable_refusal(record)) is not None:
+        run_record = await self._store.find(attempt_record.run_id) if attempt_record.run_id else None
+        if (refusal := unreadable_refusal(run_record)) is not None:
             raise refusal
-        return record.origin if isinstance(record, Run) and record.tenant == attempt_record.tenant else Origin()
+        return (
+            run_record.origin
+            if isinstance(run_record, Run) and run_record.tenant == attempt_record.tenant
+            else Origin()
+        )
 
     async def find_records(self, record_ids: Sequence[str]) -> list[Record]:
         """Return the records with these ids that exist."""
@@ -314,29 +323,30 @@ class MessageHandlers:
             return command
         rules = await self._read_failure_rules(runner.tenant) if self._read_failure_rules is not None else ()
         failed_test_names, has_all_names = failed_tests(command.report)
-        flaky_tests = (
+        flaky_test_names = (
             await self._read_flaky_tests(runner.tenant, command.id)
             if self._read_flaky_tests is not None and failed_test_names and has_all_names
             else ()
         )
         facts = msgspec.structs.replace(
-            command.facts, flaky_tests=tuple(test for test in failed_test_names if test in flaky_tests)
+            command.facts,
+            flaky_tests=tuple(test_name for test_name in failed_test_names if test_name in flaky_test_names),
         )
         return msgspec.structs.replace(command, rules=rules, facts=facts)
 
     async def _add_verdicts(self, commands: list[Command], messages: Sequence[RunnerMessage]) -> list[Command]:
         """Return the commands, each successful `Complete` with the verdict on its job's validation rules."""
-        succeeded: list[str] = []
+        succeeded_ids: list[str] = []
         for command, message in zip(commands, messages, strict=True):
             if isinstance(message, Complete) and message.status == "SUCCEEDED":
                 if message.verdicts or command.id not in self._without_rules:
-                    succeeded.append(command.id)
+                    succeeded_ids.append(command.id)
                 self._without_rules.discard(command.id)
-        if not succeeded:
+        if not succeeded_ids:
             return commands
-        attempts = {record.id: record for record in await self._store.find_all(succeeded)}
+        record_by_id = {record.id: record for record in await self._store.find_all(succeeded_ids)}
         return [
-            _with_verdict(command, message, attempts.get(command.id))
+            _with_verdict(command, message, record_by_id.get(command.id))
             for command, message in zip(commands, messages, strict=True)
         ]
 
@@ -348,31 +358,31 @@ class MessageHandlers:
             )
 
     async def _check_job(self, runner: Runner, message: AckLease) -> None:
-        id = ids.lease_ref(message.lease_id).attempt_id
-        if message.job_id not in (id, id.rpartition(".")[0]):
+        attempt_id = ids.lease_ref(message.lease_id).attempt_id
+        if message.job_id not in (attempt_id, attempt_id.rpartition(".")[0]):
             await self.leased_attempt(runner, message.lease_id)  # A stale lease takes precedence over other errors.
             raise Refused("bad_request", f"the lease is not for job {short_repr(message.job_id)}; name its own")
 
     async def _response(self, message: RunnerMessage, decision: Decision) -> ServerMessage:
-        record = decision.record
-        assert isinstance(record, Attempt)
+        attempt_record = decision.record
+        assert isinstance(attempt_record, Attempt)
         if isinstance(message, Complete):
-            is_accepted, reason = attempt.complete_answer(record)
+            is_accepted, reason = attempt.complete_answer(attempt_record)
             return CompleteAck(lease_id=message.lease_id, accepted=is_accepted, reason=reason)
         if isinstance(message, CancelAck):
             return CancelAcked(lease_id=message.lease_id, accepted=True)
         # A repeated heartbeat extended nothing: report the time that is left, not the full TTL.
         now = (
-            record.updated_at
+            attempt_record.updated_at
             if decision.events
-            else (await self._store.transact(lambda: self._read_record(record.id)))[0]
+            else (await self._store.transact(lambda: self._read_record(attempt_record.id)))[0]
         )
-        remaining = record.lease.expires_at - now if record.lease is not None else 0
-        stop_request = attempt.stop_request(record, now)
+        remaining_microseconds = attempt_record.lease.expires_at - now if attempt_record.lease is not None else 0
+        stop_request = attempt.stop_request(attempt_record, now)
         return HeartbeatAck(
             lease_id=message.lease_id,
             extend_lease=True,
-            new_lease_ttl_seconds=max(0, remaining // SECOND),
+            new_lease_ttl_seconds=max(0, remaining_microseconds // SECOND),
             cancel_requested=stop_request is not None,
             cancel_deadline_seconds=stop_request[1] if stop_request is not None else 0,
             reason=stop_request[0] if stop_request is not None else msgspec.UNSET,
@@ -433,21 +443,21 @@ def _upload_commands(runner: Runner, message: RunnerMessage) -> list[Command]:
 
 
 def _to_command(runner: Runner, message: RunnerMessage) -> Command:
-    fields = _message_fields(runner, message)
+    command_fields = _message_fields(runner, message)
     match message:
         case AckLease():
-            return attempt.Ack(**fields)
+            return attempt.Ack(**command_fields)
         case Heartbeat():
             sent_at = from_datetime(message.ts)
             return attempt.Heartbeat(
-                **fields, progress=_progress(message), sequence_no=message.sequence_no, sent_at=sent_at
+                **command_fields, progress=_progress(message), sequence_no=message.sequence_no, sent_at=sent_at
             )
         case CancelAck():
-            return attempt.CancelAck(**fields, report=_report(message))
+            return attempt.CancelAck(**command_fields, report=_report(message))
         case Complete():
             report = _report(message)
             return attempt.Complete(
-                **fields,
+                **command_fields,
                 is_success=message.status == "SUCCEEDED",
                 exit_code=message.exit_code,
                 result=json_copy("output", message.output),
@@ -489,8 +499,12 @@ def _report(message: Complete | CancelAck) -> dict[str, Any]:
     """Return the non-empty `REPORTED_FIELDS` of the message, which are stored for display."""
     if isinstance(message, Complete):
         json_copy("cost", message.cost)
-    fields: dict[str, Any] = msgspec.to_builtins(message)
-    return {name: _sanitize(fields[name]) for name in REPORTED_FIELDS if fields.get(name)}
+    message_fields: dict[str, Any] = msgspec.to_builtins(message)
+    return {
+        field_name: _sanitize(message_fields[field_name])
+        for field_name in REPORTED_FIELDS
+        if message_fields.get(field_name)
+    }
 
 
 def _sanitize(value: Any) -> Any:
@@ -504,7 +518,7 @@ def _sanitize(value: Any) -> Any:
         case list():
             return [_sanitize(element) for element in value]
         case dict():
-            return {_sanitize(name): _sanitize(element) for name, element in value.items()}
+            return {_sanitize(member_name): _sanitize(element) for member_name, element in value.items()}
     return value
 
 

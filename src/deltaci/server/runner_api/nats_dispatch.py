@@ -57,22 +57,22 @@ class Dispatcher:
         self._store = store
         self._nats = NatsConnection(address, "deltaci server")
         self._is_up = False
-        self._pending: dict[str, None] = {}
+        self._pending_attempt_ids: dict[str, None] = {}
         self._has_pending = asyncio.Event()
         self._alarms: list[tuple[float, str]] = []
         self._cancels: deque[tuple[str, str, CancelRequested]] = deque(maxlen=MAX_CANCELS)
         self._has_cancels = asyncio.Event()
         self._created_queues: set[tuple[str, str]] = set()
         self._stream_lost = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._serve_task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start publishing as soon as NATS is connected."""
-        self._task = asyncio.create_task(self._nats.run(self._serve), name="dispatcher")
+        self._serve_task = asyncio.create_task(self._nats.run(self._serve), name="dispatcher")
 
     async def stop(self) -> None:
-        if self._task is not None:
-            await cancel_and_wait(self._task)
+        if self._serve_task is not None:
+            await cancel_and_wait(self._serve_task)
 
     def on_events(self, events: Sequence[Event]) -> None:
         """Schedule publishing the attempts that may have become ready with these events."""
@@ -89,15 +89,15 @@ class Dispatcher:
             self._has_cancels.set()
 
     def _enqueue(self, attempt_id: str) -> None:
-        if len(self._pending) < MAX_PENDING:
-            self._pending[attempt_id] = None
+        if len(self._pending_attempt_ids) < MAX_PENDING:
+            self._pending_attempt_ids[attempt_id] = None
             self._has_pending.set()
 
     async def _serve(self, connection: Connection) -> None:
         """Publish until the connection is lost."""
         stream = connection.jetstream()
         self._created_queues.clear()
-        self._pending.clear()
+        self._pending_attempt_ids.clear()
         self._alarms.clear()
         self._cancels.clear()
         self._is_up = True
@@ -124,9 +124,9 @@ class Dispatcher:
         """
         while True:
             await self._wait_for_pending()
-            attempt_ids = list(islice(self._pending, BATCH_SIZE))
+            attempt_ids = list(islice(self._pending_attempt_ids, BATCH_SIZE))
             for attempt_id in attempt_ids:
-                del self._pending[attempt_id]
+                del self._pending_attempt_ids[attempt_id]
             try:
                 now, records = await self._store.transact(partial(read_time_and_records, attempt_ids))
             except (Unavailable, Conflict):
@@ -141,13 +141,13 @@ class Dispatcher:
     async def _wait_for_pending(self) -> None:
         """Wait until an attempt is pending; each alarm that is due makes its attempt pending."""
         loop = asyncio.get_running_loop()
-        while not self._pending:
-            delay = self._alarms[0][0] - loop.time() if self._alarms else None
-            if delay is None or delay > 0:
+        while not self._pending_attempt_ids:
+            delay_seconds = self._alarms[0][0] - loop.time() if self._alarms else None
+            if delay_seconds is None or delay_seconds > 0:
                 self._has_pending.clear()  # A new alarm sets it again.
-                waiter = asyncio.create_task(self._has_pending.wait())
-                await asyncio.wait({waiter}, timeout=delay)
-                waiter.cancel()
+                pending_task = asyncio.create_task(self._has_pending.wait())
+                await asyncio.wait({pending_task}, timeout=delay_seconds)
+                pending_task.cancel()
             while self._alarms and self._alarms[0][0] <= loop.time():
                 self._enqueue(heapq.heappop(self._alarms)[1])
 
@@ -157,9 +157,9 @@ class Dispatcher:
         Set an alarm for attempts that will be ready soon; a later sweep finds the others.
         """
         for ready_attempt in ready_attempts:
-            delay = (ready_attempt.ready_at - now) / SECOND
-            if 0 < delay < 2 * SWEEP_SECONDS and len(self._alarms) < MAX_PENDING:
-                heapq.heappush(self._alarms, (asyncio.get_running_loop().time() + delay, ready_attempt.id))
+            delay_seconds = (ready_attempt.ready_at - now) / SECOND
+            if 0 < delay_seconds < 2 * SWEEP_SECONDS and len(self._alarms) < MAX_PENDING:
+                heapq.heappush(self._alarms, (asyncio.get_running_loop().time() + delay_seconds, ready_attempt.id))
                 self._has_pending.set()
         return [ready_attempt for ready_attempt in ready_attempts if ready_attempt.ready_at <= now]
 
@@ -169,7 +169,7 @@ class Dispatcher:
         After JetStream has lost the stream, publish all again. Set an alarm for attempts that become ready before the
         next sweep.
         """
-        min_age, per_queue_limit = 0, START_LIMIT
+        min_age_microseconds, per_queue_limit = 0, START_LIMIT
         while True:
             self._stream_lost.clear()
             self._created_queues.clear()  # Recreate streams and consumers that were deleted.
@@ -184,12 +184,12 @@ class Dispatcher:
             due_attempts = [
                 ready_attempt
                 for ready_attempt in self._ready_now(ready_attempts, now)
-                if ready_attempt.ready_at <= now - min_age
+                if ready_attempt.ready_at <= now - min_age_microseconds
             ]
             await self._publish(connection, stream, due_attempts)
             lost_stream_task = asyncio.create_task(self._stream_lost.wait())
             await asyncio.wait({lost_stream_task}, timeout=SWEEP_SECONDS * random.uniform(0.8, 1.2))
-            min_age, per_queue_limit = (
+            min_age_microseconds, per_queue_limit = (
                 (0, START_LIMIT) if lost_stream_task.done() else (round(SWEEP_SECONDS * SECOND), SWEEP_LIMIT)
             )
             lost_stream_task.cancel()
@@ -199,8 +199,8 @@ class Dispatcher:
     ) -> None:
         from nats.js.errors import NoStreamResponseError
 
-        for start in range(0, len(ready_attempts), BATCH_SIZE):
-            batch = ready_attempts[start : start + BATCH_SIZE]
+        for batch_start in range(0, len(ready_attempts), BATCH_SIZE):
+            batch = ready_attempts[batch_start : batch_start + BATCH_SIZE]
             for queue in {
                 (ready_attempt.tenant, ready_attempt.queue_key) for ready_attempt in batch
             } - self._created_queues:

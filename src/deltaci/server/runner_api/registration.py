@@ -127,16 +127,16 @@ class RunnerRegistry:
         """
         incarnation = await self._latest_incarnation(runner)
         if incarnation.is_over and incarnation.may_return:
-            previous = incarnation.worker
-            assert previous is not None
-            registration = _initial_registration(request, previous)
+            previous_worker = incarnation.worker
+            assert previous_worker is not None
+            registration = _initial_registration(request, previous_worker)
             await self._create_worker(
                 runner,
                 incarnation.next_id,
                 registration,
                 or_existing=True,
-                token_at=previous.token_at,
-                previous=previous,
+                token_at=previous_worker.token_at,
+                previous=previous_worker,
             )
             await self._count_incarnation(runner, incarnation)
             incarnation = await self._latest_incarnation(runner)
@@ -147,8 +147,8 @@ class RunnerRegistry:
 
     async def _redeem_token(self, runner: Runner, registration: Registration, claims: Claims) -> str:
         """Register a runner by a token of this server. Return the id of its incarnation."""
-        fingerprint = f"{registration.token} {registration.request_id}"
-        request_id = f"register-{sha256(fingerprint.encode()).hexdigest()[:32]}" if registration.request_id else ""
+        request_text = f"{registration.token} {registration.request_id}"
+        request_id = f"register-{sha256(request_text.encode()).hexdigest()[:32]}" if registration.request_id else ""
         issued_at = int(claims.issued_at * SECOND)
         incarnation = await self._latest_incarnation(runner)
         is_new_incarnation = incarnation.is_over and incarnation.accepts_token(issued_at, is_recovery=claims.again)
@@ -160,9 +160,9 @@ class RunnerRegistry:
                 )
                 is_new = False
             else:
-                previous = _without_quarantine(incarnation.worker) if is_new_incarnation else None
+                previous_worker = _without_quarantine(incarnation.worker) if is_new_incarnation else None
                 is_new = await self._create_worker(
-                    runner, worker_id, registration, token_at=issued_at, request_id=request_id, previous=previous
+                    runner, worker_id, registration, token_at=issued_at, request_id=request_id, previous=previous_worker
                 )
         except Refused as refused:
             if refused.code == "bad_request":
@@ -206,21 +206,23 @@ class RunnerRegistry:
 
         A hold on the previous incarnation is carried over.
         """
-        record = Worker(
+        worker_record = Worker(
             id=worker_id,
             tenant=runner.tenant,
             labels=tuple(registration.capabilities),
             max_concurrent_tasks=registration.slots,
             token_at=token_at,
         )
-        creation = NewRecord(id=record.id, record=record, or_existing=or_existing, request_id=request_id)
-        commands: list[Command] = [creation]
+        create_command = NewRecord(
+            id=worker_record.id, record=worker_record, or_existing=or_existing, request_id=request_id
+        )
+        commands: list[Command] = [create_command]
         if previous is not None and (hold := carry_over_hold(previous, worker_id)) is not None:
             commands.append(hold)
-        created = (await self._engine.do_all(commands))[0]  # One batch is one transaction.
-        if isinstance(created, Refused):
-            raise created
-        return bool(created.events)
+        decision = (await self._engine.do_all(commands))[0]  # One batch is one transaction.
+        if isinstance(decision, Refused):
+            raise decision
+        return bool(decision.events)
 
     async def _update_capabilities(
         self,
@@ -236,7 +238,7 @@ class RunnerRegistry:
         Raises `Refused` if the runner is not registered or was shut down.
         """
         labels = request.capabilities if request is not None else None
-        update = UpdateCapabilities(
+        update_command = UpdateCapabilities(
             id=worker_id,
             tenant=runner.tenant,
             labels=tuple(labels) if labels is not None else None,
@@ -245,7 +247,7 @@ class RunnerRegistry:
             request_id=request_id,
         )
         try:
-            await self._engine.do(update)
+            await self._engine.do(update_command)
         except Refused as refused:
             if refused.code not in ("not_found", "wrong_state"):
                 raise
@@ -257,26 +259,28 @@ class RunnerRegistry:
             ) from refused
 
     def _credential(self, runner: Runner, worker_id: str) -> Registered:
-        token = self._signer.sign("run", runner.id, runner.tenant, self._seconds)
-        return Registered(runner_id=worker_id, credential=token, expires_in_seconds=self._seconds, tenant=runner.tenant)
+        run_token = self._signer.sign("run", runner.id, runner.tenant, self._seconds)
+        return Registered(
+            runner_id=worker_id, credential=run_token, expires_in_seconds=self._seconds, tenant=runner.tenant
+        )
 
 
-def _without_quarantine(previous: Worker | None) -> Worker | None:
+def _without_quarantine(previous_worker: Worker | None) -> Worker | None:
     """Return the previous worker, or None if it is in quarantine.
 
     A new token shows that the runner was set up anew, so a quarantine is not carried over.
     """
-    return previous if previous is not None and not is_quarantined(previous) else None
+    return previous_worker if previous_worker is not None and not is_quarantined(previous_worker) else None
 
 
-def _initial_registration(request: Registration | Renewal | None, previous: Worker | None) -> Registration:
+def _initial_registration(request: Registration | Renewal | None, previous_worker: Worker | None) -> Registration:
     """Return a registration with the labels and slots of a new worker record.
 
     They are those of the request, or else those of the previous incarnation.
     """
     labels = request.capabilities if request is not None else None
     slots = request.slots if request is not None else None
-    if previous is not None:
-        labels = list(previous.labels) if labels is None else labels
-        slots = previous.max_concurrent_tasks if slots is None else slots
+    if previous_worker is not None:
+        labels = list(previous_worker.labels) if labels is None else labels
+        slots = previous_worker.max_concurrent_tasks if slots is None else slots
     return Registration(token="-", capabilities=labels or [], slots=slots or 1)

@@ -61,7 +61,7 @@ class _Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorktreeHandlers:
-    """Handles the requests of runners about worktrees."""
+    """Answers runners that ask where a worktree starts, for a bundle of commits, or which workstreams have ended."""
 
     def __init__(
         self,
@@ -85,10 +85,14 @@ class WorktreeHandlers:
     async def handle(self, attempt: Attempt, name: str) -> WorktreeStart | StreamedResponse:
         """Answer one request to one of `ROUTE_NAMES`, under the lease of this attempt."""
         try:
-            start = await self._start(attempt)
+            worktree_start = await self._start(attempt)
             if name == "tree":
-                return WorktreeStart(base=start.base, tip=start.tip, bundle_bytes=await self._bundle_bytes(start))
-            return await self._stream_bundle(start)
+                return WorktreeStart(
+                    base=worktree_start.base,
+                    tip=worktree_start.tip,
+                    bundle_bytes=await self._bundle_bytes(worktree_start),
+                )
+            return await self._stream_bundle(worktree_start)
         except GitFailed as failed:
             if failed.is_transient:
                 raise BlobStoreUnavailable(f"cannot read the commits of the worktree: {failed}") from None
@@ -116,24 +120,24 @@ class WorktreeHandlers:
         if worktree.commit:
             return await self._start_at_commit(attempt, worktree)
         # A task gets the worktree of its own workstream only, whatever its job spec names.
-        stream = (
+        workstream = (
             await self._workstream_records.find(attempt.tenant, worktree.stream)
             if worktree.stream == attempt.run_id
             else None
         )
-        if stream is None or not stream.base_commit:
+        if workstream is None or not workstream.base_commit:
             raise Refused("not_found", "the job has no planned workstream")
-        return await self._start_of_workstream(stream)
+        return await self._start_of_workstream(workstream)
 
-    async def _start_of_workstream(self, stream: Workstream) -> _Start:
-        builder = await self._builder(stream.tenant, stream.project)
-        await commits.restored(builder, stream, self._blobs)
-        return _Start(builder=builder, base=stream.base_commit, tip=stream.tip)
+    async def _start_of_workstream(self, workstream: Workstream) -> _Start:
+        builder = await self._builder(workstream.tenant, workstream.project)
+        await commits.restored(builder, workstream, self._blobs)
+        return _Start(builder=builder, base=workstream.base_commit, tip=workstream.tip)
 
     async def _start_at_commit(self, attempt: Attempt, worktree: Worktree) -> _Start:
         """Return the start of a worktree at one exact commit of the run's project."""
-        project, base = (await self._message_handlers.run_origin(attempt)).project, worktree.source.commit
-        builder = await self._builder(attempt.tenant, project)
+        project_name, base = (await self._message_handlers.run_origin(attempt)).project, worktree.source.commit
+        builder = await self._builder(attempt.tenant, project_name)
         await builder.mirror.ensure_commit(base, worktree.source.ref)
         if not await builder.mirror.has_commit(worktree.commit) and not await self._ensure_queued_commit(
             attempt.tenant, worktree.stream, worktree.commit
@@ -141,42 +145,44 @@ class WorktreeHandlers:
             raise GitFailed(f"the merge queue no longer tests the commit {worktree.commit}")
         return _Start(builder=builder, base=base, tip=worktree.commit)
 
-    async def _builder(self, tenant: str, project: str) -> CommitBuilder:
-        record = await self._projects.find(tenant, project) if project else None
-        if record is None:
-            raise Refused("not_found", f"the project {project[:80]!r} no longer exists")
-        return CommitBuilder(self._mirrors.for_project(record))
+    async def _builder(self, tenant: str, project_name: str) -> CommitBuilder:
+        project_record = await self._projects.find(tenant, project_name) if project_name else None
+        if project_record is None:
+            raise Refused("not_found", f"the project {project_name[:80]!r} no longer exists")
+        return CommitBuilder(self._mirrors.for_project(project_record))
 
     # -- bundles
 
-    async def _bundle(self, start: _Start) -> Path:
+    async def _bundle(self, worktree_start: _Start) -> Path:
         """Return the bundle file with the commits from base to tip. Reuses a recent one or creates it."""
-        path = self._folder / start.name
-        if await self._disk.run(lambda: _touch(path)):
-            return path
+        bundle_path = self._folder / worktree_start.name
+        if await self._disk.run(lambda: _touch(bundle_path)):
+            return bundle_path
         await self._disk.run(self._prepare_folder)
-        temporary_path = path.with_name(f".{secrets.token_hex(8)}{SUFFIX}")
+        temporary_path = bundle_path.with_name(f".{secrets.token_hex(8)}{SUFFIX}")
         try:
-            await start.builder.write_bundle(start.tip, [start.base], temporary_path)
-            await self._disk.run(lambda: os.replace(temporary_path, path))
+            await worktree_start.builder.write_bundle(worktree_start.tip, [worktree_start.base], temporary_path)
+            await self._disk.run(lambda: os.replace(temporary_path, bundle_path))
         finally:
             temporary_path.unlink(missing_ok=True)
-        await self._disk.run(lambda: _prune(self._folder, keep=path))
-        return path
+        await self._disk.run(lambda: _prune(self._folder, current_path=bundle_path))
+        return bundle_path
 
     def _prepare_folder(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         check_free_space(self._folder, 0)
 
-    async def _bundle_bytes(self, start: _Start) -> int:
-        if start.base == start.tip:
+    async def _bundle_bytes(self, worktree_start: _Start) -> int:
+        if worktree_start.base == worktree_start.tip:
             return 0
-        path = await self._bundle(start)
-        return await self._disk.run(lambda: path.stat().st_size)
+        bundle_path = await self._bundle(worktree_start)
+        return await self._disk.run(lambda: bundle_path.stat().st_size)
 
-    async def _stream_bundle(self, start: _Start) -> StreamedResponse:
-        path = await self._bundle(start) if start.base != start.tip else Path(os.devnull)
-        file, blob_stat = await self._disk.run(lambda: _open_hashed(path))
+    async def _stream_bundle(self, worktree_start: _Start) -> StreamedResponse:
+        bundle_path = (
+            await self._bundle(worktree_start) if worktree_start.base != worktree_start.tip else Path(os.devnull)
+        )
+        file, blob_stat = await self._disk.run(lambda: _open_hashed(bundle_path))
         return StreamedResponse(blob_stat, self._chunks(file))
 
     async def _chunks(self, file: BinaryIO) -> AsyncIterator[bytes]:
@@ -199,32 +205,32 @@ def _open_hashed(path: Path) -> tuple[BinaryIO, BlobStat]:
     file = path.open("rb")
     try:
         bundle_digest = hashlib.file_digest(file, "sha256").hexdigest()
-        size = file.tell()
+        file_bytes = file.tell()
         file.seek(0)
     except BaseException:
         file.close()
         raise
-    return file, BlobStat(size, bundle_digest)
+    return file, BlobStat(file_bytes, bundle_digest)
 
 
-def _prune(folder: Path, keep: Path) -> None:
-    """Delete the least recently used bundles beyond the limits, except `keep`.
+def _prune(folder: Path, current_path: Path) -> None:
+    """Delete the least recently used bundles beyond the limits, except `current_path`.
 
     Also deletes unfinished bundles that a killed server left.
     """
     bundles: list[tuple[float, int, Path]] = []
-    for path in folder.iterdir():
+    for bundle_path in folder.iterdir():
         try:
-            status = path.stat()
+            status = bundle_path.stat()
         except OSError:
             continue
-        if path.name.startswith("."):
+        if bundle_path.name.startswith("."):
             if status.st_mtime < time.time() - UNFINISHED_SECONDS:
-                path.unlink(missing_ok=True)
+                bundle_path.unlink(missing_ok=True)
             continue
-        bundles.append((status.st_mtime, status.st_size, path))
+        bundles.append((status.st_mtime, status.st_size, bundle_path))
     total_bytes = 0
-    for index, (_, size, path) in enumerate(sorted(bundles, reverse=True)):
-        total_bytes += size
-        if path != keep and (index >= MAX_BUNDLES or total_bytes > MAX_BUNDLE_BYTES):
-            path.unlink(missing_ok=True)
+    for index, (_, bundle_bytes, bundle_path) in enumerate(sorted(bundles, reverse=True)):
+        total_bytes += bundle_bytes
+        if bundle_path != current_path and (index >= MAX_BUNDLES or total_bytes > MAX_BUNDLE_BYTES):
+            bundle_path.unlink(missing_ok=True)

@@ -113,27 +113,29 @@ _DECODERS: Final = {route.id: wire.decoder(route.body) for route in ROUTES if ro
 
 def _matches(path: str) -> dict[str, tuple[Route, list[str]]]:
     """Return the routes that match a path, by method, each with the values of its path parameters."""
-    matches: dict[str, tuple[Route, list[str]]] = {}
-    _add_matches(_TREE, path.split("/")[1:], [], matches)
-    return matches
+    match_by_method: dict[str, tuple[Route, list[str]]] = {}
+    _add_matches(_TREE, path.split("/")[1:], [], match_by_method)
+    return match_by_method
 
 
 def _add_matches(
-    node: _Node, segments: list[str], values: list[str], matches: dict[str, tuple[Route, list[str]]]
+    node: _Node, segments: list[str], values: list[str], match_by_method: dict[str, tuple[Route, list[str]]]
 ) -> None:
-    """Add to `matches` the routes below `node` that match the segments. `values` are the parameters so far.
+    """Add to `match_by_method` the routes below `node` that match the segments. `values` are the parameters so far.
 
     A literal segment takes precedence over a parameter, for all methods alike.
     """
     if not segments:
-        matches.update({method: (route, values) for method, route in node.routes.items()})
+        match_by_method.update({method: (route, values) for method, route in node.routes.items()})
         return
     if (literal := node.literals.get(segments[0])) is not None:
-        _add_matches(literal, segments[1:], values, matches)
-    if not matches and node.parameter is not None:
-        _add_matches(node.parameter, segments[1:], [*values, segments[0]], matches)
-    if not matches:
-        matches.update({method: (route, [*values, "/".join(segments)]) for method, route in node.remainders.items()})
+        _add_matches(literal, segments[1:], values, match_by_method)
+    if not match_by_method and node.parameter is not None:
+        _add_matches(node.parameter, segments[1:], [*values, segments[0]], match_by_method)
+    if not match_by_method:
+        match_by_method.update(
+            {method: (route, [*values, "/".join(segments)]) for method, route in node.remainders.items()}
+        )
 
 
 SessionLookup = Callable[[Request], Awaitable[Caller | None]]
@@ -185,7 +187,9 @@ class ApiApp:
         call = Call(
             route=route,
             caller=caller,
-            params=_path_parameters(route, [str(params[name]) for name in _PARAMETER_NAMES[operation_id]]),
+            params=_path_parameters(
+                route, [str(params[parameter_name]) for parameter_name in _PARAMETER_NAMES[operation_id]]
+            ),
             query=_convert_fields(query, route.query),
             body=_convert_fields(body, route.body),
             request=request,
@@ -197,14 +201,14 @@ class ApiApp:
         return response.value if isinstance(response, JsonResponse) else response
 
     async def _respond(self, request: Request, query: bytes) -> JsonResponse | StreamingResponse:
-        route, values = _find_route(request)
+        route, path_values = _find_route(request)
         caller = await self._authenticate(request)
         await self._app_state.tenants.check_rate(caller.tenant)
         caller.check(route.required_scope)
         call = Call(
             route=route,
             caller=caller,
-            params=_path_parameters(route, values),
+            params=_path_parameters(route, path_values),
             query=_parse_query(route, query),
             body=await _decode_body(route, request),
             request=request,
@@ -231,30 +235,31 @@ class ApiApp:
 
 
 def _find_route(request: Request) -> tuple[Route, list[str]]:
-    matches = _matches(request.path.removeprefix(ROOT))
-    if not matches:
+    match_by_method = _matches(request.path.removeprefix(ROOT))
+    if not match_by_method:
         raise Refused("not_found", f"there is no path {request.path[:MAX_QUOTED_CHARS]!r}; see /openapi.json")
-    if request.method not in matches:
-        listed_methods = " or ".join(matches)
+    if request.method not in match_by_method:
+        listed_methods = " or ".join(match_by_method)
         raise Refused(
             "wrong_method",
             f"{request.path[:MAX_QUOTED_CHARS]!r} takes {listed_methods}, not {request.method[:MAX_QUOTED_CHARS]}",
         )
-    return matches[request.method]
+    return match_by_method[request.method]
 
 
-def _path_parameters(route: Route, values: list[str]) -> dict[str, Any]:
+def _path_parameters(route: Route, parameter_values: list[str]) -> dict[str, Any]:
     """Return the path parameters by name. Raise `not_found` for a malformed one, as for an unknown id."""
-    params: dict[str, Any] = {}
-    for name, text in zip(_PARAMETER_NAMES[route.id], values, strict=True):
-        parameter_type = PARAMETERS[name]
+    path_params: dict[str, Any] = {}
+    for parameter_name, value_text in zip(_PARAMETER_NAMES[route.id], parameter_values, strict=True):
+        parameter_type = PARAMETERS[parameter_name]
         try:
-            params[name] = msgspec.convert(
-                query_parameters.parse_number(text) if parameter_type.__origin__ is int else text, parameter_type
+            path_params[parameter_name] = msgspec.convert(
+                query_parameters.parse_number(value_text) if parameter_type.__origin__ is int else value_text,
+                parameter_type,
             )
         except msgspec.ValidationError:
-            raise Refused("not_found", f"there is no {name} {text[:MAX_QUOTED_CHARS]!r}") from None
-    return params
+            raise Refused("not_found", f"there is no {parameter_name} {value_text[:MAX_QUOTED_CHARS]!r}") from None
+    return path_params
 
 
 def _parse_query(route: Route, query: bytes) -> Any:
@@ -279,11 +284,11 @@ async def _decode_body(route: Route, request: Request) -> Any:
     if route.body is None:
         return None
     request.check_is_json()
-    content = await request.body(MAX_BODY_BYTES)
-    if not content and route.is_body_optional:
+    body_bytes = await request.body(MAX_BODY_BYTES)
+    if not body_bytes and route.is_body_optional:
         return route.body()
     try:
-        return _DECODERS[route.id](content)
+        return _DECODERS[route.id](body_bytes)
     except msgspec.ValidationError as error:
         raise msgspec.ValidationError(explain_error(error, route.body)) from None
 
@@ -321,7 +326,10 @@ async def _send_response(
         (b"content-length", str(len(body)).encode()),
         (b"cache-control", b"no-store"),
         (b"x-content-type-options", b"nosniff"),
-        *((name.lower().encode(), value.encode("latin-1", "replace")) for name, value in extra_headers.items()),
+        *(
+            (header_name.lower().encode(), header_value.encode("latin-1", "replace"))
+            for header_name, header_value in extra_headers.items()
+        ),
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

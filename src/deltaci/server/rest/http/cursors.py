@@ -23,20 +23,20 @@ def decode_position(cursor: str) -> ListPosition | None:
     return ListPosition(int(created_at), id)
 
 
-def encode_cursor(text: str) -> str:
+def encode_cursor(cursor_text: str) -> str:
     """Return a cursor that contains this text."""
-    return urlsafe_b64encode(text.encode()).decode().rstrip("=")
+    return urlsafe_b64encode(cursor_text.encode()).decode().rstrip("=")
 
 
 def decode_cursor(cursor: str) -> str:
     """Return the text in a cursor. Raise Refused if it is malformed."""
     try:
-        text = urlsafe_b64decode(cursor.encode("ascii") + b"==").decode()
+        cursor_text = urlsafe_b64decode(cursor.encode("ascii") + b"==").decode()
     except ValueError:
         raise _invalid_cursor(cursor) from None
-    if not text or encode_cursor(text) != cursor:
+    if not cursor_text or encode_cursor(cursor_text) != cursor:
         raise _invalid_cursor(cursor)
-    return text
+    return cursor_text
 
 
 def _invalid_cursor(cursor: str) -> Refused:

@@ -74,10 +74,10 @@ class IdempotentRequest:
 def _idempotency_key(call: Call) -> str:
     if not call.idempotency_key and not call.request.has_header(_KEY):
         return ""
-    key = call.idempotency_key or call.request.header(_KEY)
-    if not (0 < len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()):
+    request_key = call.idempotency_key or call.request.header(_KEY)
+    if not (0 < len(request_key) <= MAX_KEY_CHARS and request_key.isascii() and request_key.isprintable()):
         raise Refused("bad_request", f"{IDEMPOTENCY_HEADER} has 1 to {MAX_KEY_CHARS} printable ASCII characters")
-    return key
+    return request_key
 
 
 def _digest(*parts: bytes) -> str:

@@ -25,14 +25,14 @@ class RunRecords(NamedTuple):
 
 async def get_run(call: Call) -> Run:
     """Return the run in the path. Raise Refused if it does not exist or belongs to another tenant."""
-    id = str(call.params["run"])
-    return _check_run(call, id, await call.app.store.find(id))
+    run_id = str(call.params["run"])
+    return _check_run(call, run_id, await call.app.store.find(run_id))
 
 
 async def get_workstream(call: Call) -> Run:
     """Return the run of the workstream in the path. Raise Refused like `get_run`."""
-    id = str(call.params["workstream"])
-    return _check_run(call, id, await call.app.store.find(id), is_workstream=True)
+    workstream_id = str(call.params["workstream"])
+    return _check_run(call, workstream_id, await call.app.store.find(workstream_id), is_workstream=True)
 
 
 def _check_run(call: Call, id: str, stored: Record | None, *, is_workstream: bool = False) -> Run:
@@ -56,21 +56,21 @@ async def get_workstream_records(call: Call, id: str) -> RunRecords:
 def _load_run_records(
     call: Call, id: str, limit: int | None, *, is_workstream: bool = False
 ) -> ReadTransaction[RunRecords]:
-    stored = yield Load((id,))
+    stored_runs = yield Load((id,))
     # Checked before anything else is read: the response time must not reveal that another tenant has this run.
-    run = _check_run(call, id, stored[0].record if stored else None, is_workstream=is_workstream)
+    run = _check_run(call, id, stored_runs[0].record if stored_runs else None, is_workstream=is_workstream)
     jobs = _in_plan_order((yield from load_all_jobs(id)))
-    ids = _attempt_ids(jobs[:limit])
-    stored_attempts = (yield Load(ids)) if ids else []
-    return RunRecords(run, jobs, _attempts_by_job(stored.record for stored in stored_attempts))
+    attempt_ids = _attempt_ids(jobs[:limit])
+    stored_attempts = (yield Load(attempt_ids)) if attempt_ids else []
+    return RunRecords(run, jobs, _attempts_by_job(stored_runs.record for stored_runs in stored_attempts))
 
 
 async def get_job(call: Call) -> Job:
     """Return the job in the path. Raise Refused if it does not exist or belongs to another tenant."""
-    run, name = await get_run(call), str(call.params["job"])
-    record = check_owner(call, await call.app.store.find(job_id(run.id, name)), "job", name)
+    run, job_name = await get_run(call), str(call.params["job"])
+    record = check_owner(call, await call.app.store.find(job_id(run.id, job_name)), "job", job_name)
     if not isinstance(record, Job):
-        raise not_found("job", name)
+        raise not_found("job", job_name)
     return record
 
 
@@ -90,7 +90,7 @@ async def get_jobs(call: Call, run: Run) -> list[Job]:
 
 def load_all_jobs(run_id: str) -> ReadTransaction[list[Record]]:
     """Return all jobs of a run, also finished ones, in no particular order."""
-    return [entry.record for entry in (yield LoadJobs(run_id))]
+    return [stored_record.record for stored_record in (yield LoadJobs(run_id))]
 
 
 def _in_plan_order(records: Iterable[Record]) -> list[Job]:
@@ -100,8 +100,8 @@ def _in_plan_order(records: Iterable[Record]) -> list[Job]:
 
 async def get_attempts(call: Call, jobs: Iterable[Job]) -> dict[str, list[Attempt]]:
     """Return all attempts of these jobs by job id, ordered by index."""
-    ids = _attempt_ids(jobs)
-    return _attempts_by_job(await call.app.store.find_all(ids) if ids else ())
+    attempt_ids = _attempt_ids(jobs)
+    return _attempts_by_job(await call.app.store.find_all(attempt_ids) if attempt_ids else ())
 
 
 def _attempt_ids(jobs: Iterable[Job]) -> tuple[str, ...]:
@@ -109,13 +109,13 @@ def _attempt_ids(jobs: Iterable[Job]) -> tuple[str, ...]:
 
 
 def _attempts_by_job(records: Iterable[Record]) -> dict[str, list[Attempt]]:
-    by_job: dict[str, list[Attempt]] = {}
+    attempts_by_job: dict[str, list[Attempt]] = {}
     for record in check_readable(records):
         if isinstance(record, Attempt):
-            by_job.setdefault(record.job_id, []).append(record)
-    for attempts in by_job.values():
+            attempts_by_job.setdefault(record.job_id, []).append(record)
+    for attempts in attempts_by_job.values():
         attempts.sort(key=lambda attempt: attempt.index)
-    return by_job
+    return attempts_by_job
 
 
 def check_readable(records: Iterable[Record]) -> Iterator[Record]:

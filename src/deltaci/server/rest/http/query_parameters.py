@@ -26,19 +26,19 @@ Query = TypeVar("Query", bound=RequestSchema)
 
 def parse_query(query: bytes, query_type: type[Query]) -> Query:
     """Parse a query string into this type. Raise Refused if a parameter that is not a list is repeated."""
-    defaults = _defaults(query_type)
-    parameters: dict[str, Any] = {}
-    for name, text in _pairs(query):
-        default = defaults.get(name)
+    default_by_name = _defaults(query_type)
+    value_by_name: dict[str, Any] = {}
+    for parameter_name, value_text in _pairs(query):
+        default = default_by_name.get(parameter_name)
         if default is msgspec.NODEFAULT:  # Only lists have a default factory.
-            parameters.setdefault(name, []).append(text)
-        elif name in parameters:
-            raise Refused("bad_request", f"{name[:MAX_QUOTED_CHARS]!r} is given twice in the query")
+            value_by_name.setdefault(parameter_name, []).append(value_text)
+        elif parameter_name in value_by_name:
+            raise Refused("bad_request", f"{parameter_name[:MAX_QUOTED_CHARS]!r} is given twice in the query")
         elif isinstance(default, bool):
-            parameters[name] = _BOOLEANS.get(text, text)
+            value_by_name[parameter_name] = _BOOLEANS.get(value_text, value_text)
         else:
-            parameters[name] = parse_number(text) if isinstance(default, int) else text
-    return msgspec.convert(parameters, query_type)
+            value_by_name[parameter_name] = parse_number(value_text) if isinstance(default, int) else value_text
+    return msgspec.convert(value_by_name, query_type)
 
 
 def parse_number(text: str) -> int | str:

@@ -52,16 +52,16 @@ def requested_range(header: str, size: int) -> ByteRange:
     Return the whole file for a malformed header or several ranges. Raise BadRange if the file has no byte in the range.
     """
     whole_file = ByteRange(0, size, size, False)
-    match = _RANGE.fullmatch(header)
-    if match is None or not (match[1] or match[2]):
+    range_match = _RANGE.fullmatch(header)
+    if range_match is None or not (range_match[1] or range_match[2]):
         return whole_file
-    if not match[1]:
-        length = _number(match[2])
-        if not length:
+    if not range_match[1]:
+        suffix_length = _number(range_match[2])
+        if not suffix_length:
             raise BadRange(size)
-        return ByteRange(max(0, size - length), size, size, True) if size else whole_file
-    first_byte, last_byte = _number(match[1]), _number(match[2]) if match[2] else size
-    if match[2] and last_byte < first_byte:
+        return ByteRange(max(0, size - suffix_length), size, size, True) if size else whole_file
+    first_byte, last_byte = _number(range_match[1]), _number(range_match[2]) if range_match[2] else size
+    if range_match[2] and last_byte < first_byte:
         return whole_file
     if first_byte >= size:
         raise BadRange(size)
@@ -70,8 +70,8 @@ def requested_range(header: str, size: int) -> ByteRange:
 
 def requested_start(header: str, size: int) -> int:
     """Return the first byte of the range in a Range header, for a file that still grows: its present end is allowed."""
-    match = _RANGE.fullmatch(header)
-    if match is not None and match[1] and not match[2] and _number(match[1]) == size:
+    range_match = _RANGE.fullmatch(header)
+    if range_match is not None and range_match[1] and not range_match[2] and _number(range_match[1]) == size:
         return size
     return requested_range(header, size).start
 

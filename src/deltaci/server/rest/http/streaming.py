@@ -27,61 +27,62 @@ class ClientDisconnected(Exception):
 class ResponseStream:
     """Sends the head and then the chunks of the body of a response. Buffers nothing."""
 
-    def __init__(self, send: Send, disconnected: asyncio.Task[None], request_id: str) -> None:
+    def __init__(self, send: Send, disconnect_task: asyncio.Task[None], request_id: str) -> None:
         self._send = send
-        self._disconnected = disconnected
+        self._disconnect_task = disconnect_task
         self._request_id = request_id
         self.is_started = False
 
     @property
     def is_disconnected(self) -> bool:
         """Return True if the client has closed the connection."""
-        return self._disconnected.done()
+        return self._disconnect_task.done()
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the client closes the connection, or else at the end of the response."""
-        self._disconnected.add_done_callback(lambda _: callback())
+        self._disconnect_task.add_done_callback(lambda _: callback())
 
     async def start(self, headers: Mapping[str, str], status: int = 200) -> None:
         """Send the status and the headers."""
         all_headers = {REQUEST_ID_HEADER: self._request_id, **headers}
         raw_headers = [
-            (name.lower().encode(), value.encode("latin-1", "replace")) for name, value in all_headers.items()
+            (header_name.lower().encode(), header_value.encode("latin-1", "replace"))
+            for header_name, header_value in all_headers.items()
         ]
         self.is_started = True
         await self._send({"type": "http.response.start", "status": status, "headers": raw_headers})
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, chunk: bytes) -> None:
         """Send a chunk of the body, waiting while the send buffer is full.
 
         Raise ClientDisconnected if the client has closed the connection or reads nothing for STALL_SECONDS.
         """
-        if self._disconnected.done():
+        if self._disconnect_task.done():
             raise ClientDisconnected
-        sending = self._send({"type": "http.response.body", "body": data, "more_body": True}).__await__()
+        send_steps = self._send({"type": "http.response.body", "body": chunk, "more_body": True}).__await__()
         try:
-            awaited = next(sending)
+            awaited_value = next(send_steps)
         except StopIteration:
             return  # The common case: sent without blocking, so no timer is needed.
         try:
             async with asyncio.timeout(STALL_SECONDS):
-                await _resume(sending, awaited)
+                await _resume(send_steps, awaited_value)
         except TimeoutError:
             raise ClientDisconnected from None
 
 
 @coroutine
-def _resume(coroutine: Generator[Any, Any, Any], awaited: Any) -> Generator[Any, Any, None]:
-    """Run a coroutine to its end. It was started with `next` before and has yielded `awaited`."""
+def _resume(coroutine: Generator[Any, Any, Any], awaited_value: Any) -> Generator[Any, Any, None]:
+    """Run a coroutine to its end. It was started with `next` before and has yielded `awaited_value`."""
     while True:
         try:
-            result = yield awaited
+            awaited_result = yield awaited_value
         except BaseException as error:
-            step = partial(coroutine.throw, error)
+            next_step = partial(coroutine.throw, error)
         else:
-            step = partial(coroutine.send, result)
+            next_step = partial(coroutine.send, awaited_result)
         try:
-            awaited = step()
+            awaited_value = next_step()
         except StopIteration:
             return
 
@@ -92,8 +93,8 @@ async def open_response(send: Send, request: Request) -> AsyncIterator[ResponseS
 
     After an exception the body is not ended, so that the client sees a broken connection and no complete response.
     """
-    disconnected = asyncio.create_task(request.wait_for_disconnect())
-    out = ResponseStream(send, disconnected, request.id)
+    disconnect_task = asyncio.create_task(request.wait_for_disconnect())
+    out = ResponseStream(send, disconnect_task, request.id)
     try:
         yield out
         if out.is_started:
@@ -101,7 +102,7 @@ async def open_response(send: Send, request: Request) -> AsyncIterator[ResponseS
     except ClientDisconnected:
         return
     finally:
-        disconnected.cancel()
+        disconnect_task.cancel()
 
 
 async def write_range(

@@ -20,30 +20,36 @@ _UNKNOWN: Final = re.compile(r"unknown field `([^`]*)`")
 
 def explain(error: msgspec.ValidationError, expected_type: Any) -> str:
     """Return the error's message, completed by the allowed values or by the field name that was probably meant."""
-    text = str(error)
-    match = _PATH.match(text)
-    message, path = (match["message"], match["path"]) if match else (text, "$")
-    types = list(_types_at(expected_type, path))
-    unknown = _UNKNOWN.search(message)
-    if unknown is not None:
-        field_names = [field_name for annotation in types for field_name in _fields(annotation)]
-        return f"{text}{_suggestion(unknown[1], field_names)}" if field_names else text
+    error_text = str(error)
+    path_match = _PATH.match(error_text)
+    message, path = (path_match["message"], path_match["path"]) if path_match else (error_text, "$")
+    expected_types = list(_types_at(expected_type, path))
+    unknown_field = _UNKNOWN.search(message)
+    if unknown_field is not None:
+        field_names = [field_name for annotation in expected_types for field_name in _field_types(annotation)]
+        return f"{error_text}{_format_suggestion(unknown_field[1], field_names)}" if field_names else error_text
     if message.startswith("Invalid enum value"):
-        values = [
-            str(value) for annotation in types if get_origin(annotation) is Literal for value in get_args(annotation)
+        allowed_values = [
+            str(value)
+            for annotation in expected_types
+            if get_origin(annotation) is Literal
+            for value in get_args(annotation)
         ]
-        return f"{text}; expected {_join(sorted(values))}" if values else text
-    return text
+        return f"{error_text}; expected {_join(sorted(allowed_values))}" if allowed_values else error_text
+    return error_text
 
 
 def _types_at(root: Any, path: str) -> Iterator[Any]:
     """Yield every type that is allowed at a path below the type `root`."""
-    types = [root]
-    for part in _PART.finditer(path):
-        types = [
-            inner for annotation in types for member in _members(annotation) for inner in _child_types(member, part[1])
+    type_annotations = [root]
+    for path_part in _PART.finditer(path):
+        type_annotations = [
+            inner_type
+            for annotation in type_annotations
+            for member in _members(annotation)
+            for inner_type in _child_types(member, path_part[1])
         ]
-    for annotation in types:
+    for annotation in type_annotations:
         yield from _members(annotation)
 
 
@@ -59,18 +65,18 @@ def _members(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def _child_types(annotation: Any, name: str | None) -> Iterator[Any]:
+def _child_types(annotation: Any, field_name: str | None) -> Iterator[Any]:
     """Yield the type of the field with this name, or of the elements of a dict or list."""
-    if name is not None and name in (fields := _fields(annotation)):
-        yield fields[name]
+    if field_name is not None and field_name in (field_types := _field_types(annotation)):
+        yield field_types[field_name]
     elif get_origin(annotation) is dict:
         yield get_args(annotation)[1]
-    elif get_origin(annotation) is list and name is None:
+    elif get_origin(annotation) is list and field_name is None:
         yield get_args(annotation)[0]
 
 
 @cache
-def _fields(annotation: Any) -> dict[str, Any]:
+def _field_types(annotation: Any) -> dict[str, Any]:
     """Return the types of the fields of a struct by their names in JSON; an empty dict for another type."""
     if not (isinstance(annotation, type) and issubclass(annotation, msgspec.Struct)):
         return {}
@@ -78,8 +84,8 @@ def _fields(annotation: Any) -> dict[str, Any]:
     return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(annotation)}
 
 
-def _suggestion(name: str, names: list[str]) -> str:
-    nearest_name = nearest(name, names)
+def _format_suggestion(unknown_name: str, names: list[str]) -> str:
+    nearest_name = nearest(unknown_name, names)
     return f"; did you mean {nearest_name!r}?" if nearest_name else f"; expected {_join(sorted(set(names)))}"
 
 

@@ -31,17 +31,17 @@ TICK_SECONDS: Final = 0.25
 MAX_BUFFERED_BYTES: Final = 16 * 1024 * 1024
 MAX_STREAMS: Final = 10_000
 MAX_STREAMS_PER_TENANT: Final = MAX_STREAMS // 2
-_OVERHEAD_BYTES: Final = 200  # The memory of a buffered frame besides its text.
+_OVERHEAD_BYTES: Final = 200  # The memory of a buffered frame besides its bytes.
 
 
 class Frame:
     """An event, encoded for a stream. The channels of its run and of its tenant share it."""
 
-    __slots__ = ("entity_id", "is_change", "is_last", "seq", "text")
+    __slots__ = ("encoded", "entity_id", "is_change", "is_last", "seq")
 
     def __init__(self, event: Event) -> None:
         self.seq = event.seq
-        self.text = b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.entity.encode(), to_json_line(event))
+        self.encoded = b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.entity.encode(), to_json_line(event))
         self.entity_id = event.entity_id
         self.is_change = event.from_ != event.to
         # The run does not change after this event.
@@ -73,11 +73,11 @@ class Channel:
         if self._frames:
             self.since = self._frames.popleft().seq
 
-    def clear(self, until: int) -> None:
-        """Empty the buffer. Events up to the seq `until` are read from the store from now on."""
+    def clear(self, until_seq: int) -> None:
+        """Empty the buffer. Events up to the seq `until_seq` are read from the store from now on."""
         self._frames.clear()
         self._chunks.clear()
-        self.since = until
+        self.since = until_seq
 
     def after(self, seq: int) -> list[Frame]:
         """Return the buffered events after `seq`, up to the first one with which they exceed CHUNK_BYTES.
@@ -90,11 +90,11 @@ class Channel:
                 break
             frames.append(frame)
         frames.reverse()
-        size = 0
-        for count, frame in enumerate(frames, 1):
-            size += len(frame.text)
-            if size >= CHUNK_BYTES:
-                return frames[:count]
+        chunk_bytes = 0
+        for frame_count, frame in enumerate(frames, 1):
+            chunk_bytes += len(frame.encoded)
+            if chunk_bytes >= CHUNK_BYTES:
+                return frames[:frame_count]
         return frames
 
     def chunk_after(self, seq: int) -> Chunk:
@@ -119,10 +119,10 @@ class Channel:
 class Chunk:
     """Joined frames, and the seq of the last one."""
 
-    __slots__ = ("has_last", "seq", "text")
+    __slots__ = ("encoded", "has_last", "seq")
 
     def __init__(self, frames: Sequence[Frame], after: int) -> None:
-        self.text = b"".join([frame.text for frame in frames])
+        self.encoded = b"".join([frame.encoded for frame in frames])
         self.seq = frames[-1].seq if frames else after
         self.has_last = any(frame.is_last for frame in frames)
 
@@ -137,26 +137,26 @@ class Subscription:
         self._streams = streams
         self._channel = channel
         self._is_woken = False
-        self._waiting: asyncio.Future[None] | None = None
+        self._wake_future: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
         """Let `wait` return; if nothing waits now, let the next `wait` return at once."""
         self._is_woken = True
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        if self._wake_future is not None and not self._wake_future.done():
+            self._wake_future.set_result(None)
 
     async def wait(self) -> None:
         """Wait until there may be new events, or until `due_at`."""
         if not self._is_woken:
-            self._waiting = asyncio.get_running_loop().create_future()
+            self._wake_future = asyncio.get_running_loop().create_future()
             try:
-                await self._waiting
+                await self._wake_future
             finally:
-                self._waiting = None
+                self._wake_future = None
         self._is_woken = False
 
     def next_buffered(self) -> bytes | None:
-        """Return the next buffered events as text, empty if there are none.
+        """Return the next buffered events, encoded for the stream; empty if there are none.
 
         Return None if older events must be read from the store first, with `next_frames`.
         """
@@ -166,7 +166,7 @@ class Subscription:
         chunk = self._channel.chunk_after(self.seq)
         self.seq = chunk.seq
         self.has_last = self.has_last or chunk.has_last
-        return chunk.text
+        return chunk.encoded
 
     @property
     def is_closed(self) -> bool:
@@ -203,8 +203,8 @@ class Subscription:
         Return True if there were any. The cost does not depend on their number.
         """
         await self._streams.buffered_since(self._channel)
-        newest = self._channel.newest
-        has_new, self.seq = newest > self.seq, max(newest, self.seq)
+        newest_seq = self._channel.newest
+        has_new, self.seq = newest_seq > self.seq, max(newest_seq, self.seq)
         return has_new
 
     async def read_from_store(self) -> list[Frame]:
@@ -245,19 +245,19 @@ class EventStreams:
         if self._last_seq is not None and events[0].seq != self._last_seq + 1:
             for channel in self.channels.values():
                 channel.clear(events[0].seq - 1)
-        changed: dict[Channel, None] = {}
+        changed_channels: dict[Channel, None] = {}
         for event in events:
             run_channel = self.channels.get((event.tenant, event.run_id)) if event.run_id else None
             tenant_channel = self.channels.get((event.tenant, ""))
             if run_channel is None and tenant_channel is None:
                 continue
             frame = Frame(event)
-            for subscribed in (run_channel, tenant_channel):
-                if subscribed is not None:
-                    self._buffer(subscribed, frame)
-                    changed[subscribed] = None
+            for subscribed_channel in (run_channel, tenant_channel):
+                if subscribed_channel is not None:
+                    self._buffer(subscribed_channel, frame)
+                    changed_channels[subscribed_channel] = None
         self._last_seq = events[-1].seq
-        for channel in changed:
+        for channel in changed_channels:
             for subscription in channel.subscriptions:
                 subscription.wake()
 
@@ -271,10 +271,10 @@ class EventStreams:
     @contextmanager
     def subscribe(self, tenant: str, after: int, run_id: str = "") -> Iterator[Subscription]:
         """Subscribe to the events after the seq `after`, of a run or, without `run_id`, of a tenant."""
-        key = (tenant, run_id)
-        channel = self.channels.get(key)
+        channel_key = (tenant, run_id)
+        channel = self.channels.get(channel_key)
         if channel is None:
-            channel = self.channels[key] = Channel(key, self._last_seq)
+            channel = self.channels[channel_key] = Channel(channel_key, self._last_seq)
         subscription = Subscription(self, channel, after)
         channel.subscriptions[subscription] = None
         self.count += 1
@@ -290,7 +290,7 @@ class EventStreams:
                 del self._count_by_tenant[tenant]
             del channel.subscriptions[subscription]
             if not channel.subscriptions:
-                del self.channels[key]
+                del self.channels[channel_key]
                 channel.clear(0)
 
     def check_capacity(self, tenant: str) -> None:
@@ -337,10 +337,10 @@ class EventStreams:
     def _buffer(self, channel: Channel, frame: Frame) -> None:
         """Buffer an event; above MAX_BUFFERED_BYTES, drop the oldest events of all channels."""
         channel.add(frame)
-        size = len(frame.text) + _OVERHEAD_BYTES
-        self._eviction_order.append((channel, size))
-        self._buffered_bytes += size
+        frame_bytes = len(frame.encoded) + _OVERHEAD_BYTES
+        self._eviction_order.append((channel, frame_bytes))
+        self._buffered_bytes += frame_bytes
         while self._buffered_bytes > MAX_BUFFERED_BYTES:
-            oldest, size = self._eviction_order.popleft()
-            self._buffered_bytes -= size
-            oldest.drop_first()
+            oldest_channel, frame_bytes = self._eviction_order.popleft()
+            self._buffered_bytes -= frame_bytes
+            oldest_channel.drop_first()

@@ -44,7 +44,7 @@ _QUALITY: Final = re.compile(r"q=([01](?:\.[0-9]{0,3})?)")
 
 
 async def read_run_events(call: Call) -> JsonResponse | EventStream:
-    """Return a page of the events of a run, or a stream of them if the Accept header prefers one."""
+    """Return a page of the events of a run, or a stream of them; see `prefers_stream`."""
     run = await get_run(call)
     query, last_event_id = call.query, _last_event_id(call)
     if prefers_stream(call.request.header(b"accept")):
@@ -55,23 +55,23 @@ async def read_run_events(call: Call) -> JsonResponse | EventStream:
 
 
 async def read_events(call: Call) -> JsonResponse | EventStream:
-    """Return a page of the events of the tenant, or a stream of them if the Accept header prefers one."""
+    """Return a page of the events of the tenant, or a stream of them; see `prefers_stream`."""
     query, last_event_id = call.query, _last_event_id(call)
     if prefers_stream(call.request.header(b"accept")):
         return await _event_stream(call, last_event_id, "", has_last=False)
     events: list[Event] = []
-    last_seq = query.after
+    last_read_seq = query.after
     for _ in range(MAX_PAGES):
-        page = await call.app.store.events(last_seq, PAGE_SIZE)
+        page = await call.app.store.events(last_read_seq, PAGE_SIZE)
         for event in page:
-            last_seq = event.seq
+            last_read_seq = event.seq
             if event.tenant == call.caller.tenant:
                 events.append(event)
                 if len(events) == query.limit:
-                    return _page(events, last_seq)
+                    return _page(events, last_read_seq)
         if len(page) < PAGE_SIZE:
             break
-    return _page(events, last_seq)
+    return _page(events, last_read_seq)
 
 
 def _page(events: list[Event], last_seq: int) -> JsonResponse:
@@ -80,24 +80,24 @@ def _page(events: list[Event], last_seq: int) -> JsonResponse:
 
 
 def prefers_stream(accept: str) -> bool:
-    """Return True if an Accept header prefers a stream to JSON."""
-    qualities = {"json": 0.0, "stream": 0.0}
-    for part in accept.split(","):
-        media_type, _, parameters = part.strip().lower().partition(";")
-        match = _QUALITY.search(parameters)
-        quality = float(match[1]) if match else 1.0
-        for name, media_types in (("stream", (STREAM,)), ("json", ("application/json", "application/*", "*/*"))):
+    """Return whether an Accept header names the stream with at least the quality of JSON."""
+    quality_by_format = {"json": 0.0, "stream": 0.0}
+    for media_range in accept.split(","):
+        media_type, _, parameters = media_range.strip().lower().partition(";")
+        quality_match = _QUALITY.search(parameters)
+        quality = float(quality_match[1]) if quality_match else 1.0
+        for format_name, media_types in (("stream", (STREAM,)), ("json", ("application/json", "application/*", "*/*"))):
             if media_type.strip() in media_types:
-                qualities[name] = max(qualities[name], quality)
-    return qualities["stream"] > 0 and qualities["stream"] >= qualities["json"]
+                quality_by_format[format_name] = max(quality_by_format[format_name], quality)
+    return quality_by_format["stream"] > 0 and quality_by_format["stream"] >= quality_by_format["json"]
 
 
 def _last_event_id(call: Call) -> int | None:
     """Return the Last-Event-ID header. Raise Refused if it is malformed, even if the response is not a stream."""
-    text = call.request.header(LAST_EVENT_HEADER.lower().encode())
-    if text and not (text.isascii() and text.isdecimal() and len(text) <= MAX_SEQ_DIGITS):
-        raise Refused("bad_request", f"{LAST_EVENT_HEADER} is {text[:20]!r}; send the id of an event")
-    return int(text) if text else None
+    header_text = call.request.header(LAST_EVENT_HEADER.lower().encode())
+    if header_text and not (header_text.isascii() and header_text.isdecimal() and len(header_text) <= MAX_SEQ_DIGITS):
+        raise Refused("bad_request", f"{LAST_EVENT_HEADER} is {header_text[:20]!r}; send the id of an event")
+    return int(header_text) if header_text else None
 
 
 async def _event_stream(call: Call, last_event_id: int | None, run_id: str, *, has_last: bool) -> EventStream:
@@ -141,10 +141,10 @@ class EventStream:
             now = clock()
             if now >= revalidation.next_check_at and await revalidation.is_revoked():
                 return
-            text = subscription.next_buffered()
-            if text:
-                await out.write(text)
-            elif text is None:
+            encoded_events = subscription.next_buffered()
+            if encoded_events:
+                await out.write(encoded_events)
+            elif encoded_events is None:
                 await _write(out, await subscription.next_frames())
             elif has_new and subscription.has_last and self._run_id and await self._is_settled():
                 # The newest events may be in the store and not in the channel yet.
@@ -169,16 +169,16 @@ class EventStream:
 
 async def _write(out: ResponseStream, frames: list[Frame]) -> None:
     """Write frames in chunks of about CHUNK_BYTES."""
-    texts: list[bytes] = []
-    size = 0
+    encoded_frames: list[bytes] = []
+    buffered_bytes = 0
     for frame in frames:
-        texts.append(frame.text)
-        size += len(frame.text)
-        if size >= CHUNK_BYTES:
-            await out.write(b"".join(texts))
-            texts, size = [], 0
-    if texts:
-        await out.write(b"".join(texts))
+        encoded_frames.append(frame.encoded)
+        buffered_bytes += len(frame.encoded)
+        if buffered_bytes >= CHUNK_BYTES:
+            await out.write(b"".join(encoded_frames))
+            encoded_frames, buffered_bytes = [], 0
+    if encoded_frames:
+        await out.write(b"".join(encoded_frames))
 
 
 HANDLERS: Final[Mapping[str, Handler]] = {

@@ -63,9 +63,11 @@ async def read_job_log(call: Call) -> LogFile | LogStream:
     If the job has no attempt yet, the stored log is empty and the stream waits for the first attempt.
     """
     job = await get_job(call)
-    id = ids.attempt_id(job.id, max(1, job.attempts))
-    record = await call.app.store.find(id)
-    return await _log_response(call, job.id, id, record if isinstance(record, Attempt) else None)
+    attempt_id = ids.attempt_id(job.id, max(1, job.attempts))
+    attempt_record = await call.app.store.find(attempt_id)
+    return await _log_response(
+        call, job.id, attempt_id, attempt_record if isinstance(attempt_record, Attempt) else None
+    )
 
 
 async def _log_response(call: Call, job_id: str, attempt_id: str, attempt: Attempt | None) -> LogFile | LogStream:
@@ -74,20 +76,20 @@ async def _log_response(call: Call, job_id: str, attempt_id: str, attempt: Attem
     logs, range_header = call.app.logs, call.request.header(b"range")
     if call.request.header(b"if-range"):
         range_header = ""  # A log has no ETag that If-Range could match.
-    size = await call.app.disk.run(lambda: logs.size(attempt_id, lease_number)) if lease_number else 0
+    log_bytes = await call.app.disk.run(lambda: logs.size(attempt_id, lease_number)) if lease_number else 0
     if not query.follow:
-        return LogFile(call, attempt_id, lease_number, requested_range(range_header, size))
+        return LogFile(call, attempt_id, lease_number, requested_range(range_header, log_bytes))
     call.app.streams.check_capacity(call.caller.tenant)
-    return LogStream(call, job_id, attempt_id, lease_number, requested_start(range_header, size))
+    return LogStream(call, job_id, attempt_id, lease_number, requested_start(range_header, log_bytes))
 
 
-def _lease_number(attempt: Attempt | None, requested: int) -> int:
+def _lease_number(attempt: Attempt | None, requested_number: int) -> int:
     """Return the requested lease number, else that of the last lease, else 0. Raise Refused for an unknown one."""
     lease = last_lease(attempt) if attempt is not None else None
     last_number = lease.number if lease is not None else 0
-    if requested > last_number:
-        raise not_found("lease", str(requested))
-    return requested or last_number
+    if requested_number > last_number:
+        raise not_found("lease", str(requested_number))
+    return requested_number or last_number
 
 
 async def read_log_index(call: Call) -> LogIndex:
@@ -130,21 +132,21 @@ class LogFile:
 
     async def last(self, limit: int) -> bytes:
         """Return the last `limit` bytes of the range, for the web interface."""
-        start = max(self._range.start, self._range.stop - limit)
+        tail_start = max(self._range.start, self._range.stop - limit)
         logs = self._call.app.logs
         return await self._call.app.disk.run(
-            lambda: logs.read(self._attempt_id, self._lease_number, start, self._range.stop - start)
+            lambda: logs.read(self._attempt_id, self._lease_number, tail_start, self._range.stop - tail_start)
         )
 
     @property
     def _file_name(self) -> str:
         params = self._call.params
-        lease = f".{self._lease_number}" if self._lease_number > 1 else ""
-        return f"{params['job']}-{params.get('index', 'last')}{lease}.log"
+        lease_suffix = f".{self._lease_number}" if self._lease_number > 1 else ""
+        return f"{params['job']}-{params.get('index', 'last')}{lease_suffix}.log"
 
     def _read_log(self, offset: int) -> bytes:
-        limit = min(PART_BYTES, self._range.stop - offset)
-        chunk = self._call.app.logs.read(self._attempt_id, self._lease_number, offset, limit)
+        part_bytes = min(PART_BYTES, self._range.stop - offset)
+        chunk = self._call.app.logs.read(self._attempt_id, self._lease_number, offset, part_bytes)
         if not chunk:
             raise BlobStoreUnavailable(
                 f"the log of {self._attempt_id} ended at byte {offset}: it was removed during the response"
@@ -170,9 +172,9 @@ class LogStream:
     async def send(self, send: Send) -> None:
         """Send the log as it grows, until the lease ends, `follow` seconds have passed or the client disconnects."""
         call = self._call
-        subscribed = call.app.streams.subscribe(call.caller.tenant, 0, call.params["run"])
+        subscription_context = call.app.streams.subscribe(call.caller.tenant, 0, call.params["run"])
         async with open_response(send, call.request) as out:
-            with subscribed as subscription:
+            with subscription_context as subscription:
                 out.on_disconnect(subscription.wake)
                 # While the store is unavailable the response ends normally, and the client sends another request.
                 with suppress(Unavailable):
@@ -228,7 +230,7 @@ class LogStream:
 
         Raise `ClientDisconnected` if the client has closed the connection.
         """
-        until = min(self._deadline, self._clock() + POLL_SECONDS)
+        wait_until = min(self._deadline, self._clock() + POLL_SECONDS)
         while not self._is_appended and not subscription.is_closed:
             if out.is_disconnected:
                 raise ClientDisconnected
@@ -236,9 +238,9 @@ class LogStream:
                 if frame.entity_id in self._ids and frame.is_change:
                     await self._refresh()
                     return
-            if self._clock() >= until:
+            if self._clock() >= wait_until:
                 return
-            subscription.due_at = until
+            subscription.due_at = wait_until
             await subscription.wait()
 
     async def _is_time_up(self, subscription: Subscription) -> bool:
@@ -251,16 +253,16 @@ class LogStream:
         Without a lease, look for one, and update whether there can still be one.
         """
         records = await self._call.app.store.find_all(self._ids)
-        attempt = next((record for record in records if isinstance(record, Attempt)), None)
-        job = next((record for record in records if isinstance(record, Job)), None)
+        attempt = next((owner for owner in records if isinstance(owner, Attempt)), None)
+        job = next((owner for owner in records if isinstance(owner, Job)), None)
         if not self._lease_number and attempt is not None and (new_lease := last_lease(attempt)) is not None:
             self._lease_number = new_lease.number
         if self._lease_number:
             lease = attempt.lease if attempt is not None else None
             self._is_over = lease is None or lease.number != self._lease_number
         else:
-            record = attempt or job
-            self._is_over = record is None or is_over(record)
+            owner = attempt or job
+            self._is_over = owner is None or is_over(owner)
 
 
 HANDLERS: Final[Mapping[str, Handler]] = {
