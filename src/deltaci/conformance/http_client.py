@@ -38,28 +38,28 @@ class HttpClient:
     """Sends requests to one server. Each request has its own connection, so that a broken one affects no other."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        url_parts = urlsplit(url)
+        if url_parts.scheme not in ("http", "https") or not url_parts.hostname:
             raise ValueError(f"the server's address is {url!r}; give one like http://host:8080")
-        self._host, self._port, self._root = parts.hostname, parts.port, parts.path.rstrip("/") + ROOT
-        self._is_secure = parts.scheme == "https"
+        self._host, self._port, self._root = url_parts.hostname, url_parts.port, url_parts.path.rstrip("/") + ROOT
+        self._is_secure = url_parts.scheme == "https"
 
     def request(self, method: str, name: str, body: Any = b"", credential: str = "", **headers: str) -> Reply:
         """Send one request to a route of the protocol.
 
         A body that is not bytes is sent as JSON; `Delta_Lease` becomes the header `Delta-Lease`.
         """
-        sent_headers = {key.replace("_", "-"): value for key, value in headers.items()}
+        sent_headers = {header_name.replace("_", "-"): header_value for header_name, header_value in headers.items()}
         if credential:
             sent_headers["Authorization"] = f"Bearer {credential}"
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        encoded_body = body if isinstance(body, bytes) else json.dumps(body).encode()
         connection_class = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
         connection = connection_class(self._host, self._port, timeout=TIMEOUT_SECONDS)
         try:
             connection.connect()
             # A server may refuse a large body before it has read all of it; its response can be read all the same.
             with suppress(BrokenPipeError, ConnectionResetError):
-                connection.request(method, self._root + name, data, sent_headers)
+                connection.request(method, self._root + name, encoded_body, sent_headers)
             with connection.getresponse() as response:
                 return Reply(response.status, _decode_body(response.read()))
         except (OSError, http.client.HTTPException) as error:

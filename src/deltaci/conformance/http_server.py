@@ -46,7 +46,7 @@ class HttpServer:
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connection_tasks: set[asyncio.Task[None]] = set()
         self.url = ""
 
     async def __aenter__(self) -> HttpServer:
@@ -57,17 +57,17 @@ class HttpServer:
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
-        for connection in self._connections:
+        for connection in self._connection_tasks:
             connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(*self._connection_tasks, return_exceptions=True)
         await self._server.wait_closed()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection, one after another, until it is closed."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        connection_task = asyncio.current_task()
+        assert connection_task is not None
+        self._connection_tasks.add(connection_task)
+        connection_task.add_done_callback(self._connection_tasks.discard)
         try:
             while (request := await _read_request(reader, writer)) is not None:
                 response = await self._handler(request)
@@ -82,8 +82,8 @@ class HttpServer:
             pass  # The runner may disconnect at any time.
         except (BadHttp, ValueError) as error:
             with suppress(OSError):
-                problem = json.dumps({"code": "bad_request", "message": str(error)})
-                writer.write(_encode(Response(400, problem.encode())))
+                problem_json = json.dumps({"code": "bad_request", "message": str(error)})
+                writer.write(_encode(Response(400, problem_json.encode())))
         except asyncio.CancelledError:
             writer.transport.abort()  # The scenario has ended.
         finally:
@@ -95,21 +95,21 @@ class HttpServer:
 async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request | None:
     """Read the next request; return None if the client has disconnected between two requests."""
     try:
-        head = await reader.readuntil(b"\r\n\r\n")
+        head_bytes = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError as error:
         if error.partial:
             raise
         return None
     except asyncio.LimitOverrunError:
         raise BadHttp("the headers are too long") from None
-    request_line, *header_texts = head.decode("latin-1").split("\r\n")
+    request_line, *header_texts = head_bytes.decode("latin-1").split("\r\n")
     try:
         method, path, _ = request_line.split(" ")
     except ValueError:
         raise BadHttp("the request line is not valid HTTP/1.1") from None
     headers = {
-        name.strip().lower(): value.strip()
-        for name, _, value in (header.partition(":") for header in header_texts if header)
+        header_name.strip().lower(): header_value.strip()
+        for header_name, _, header_value in (header.partition(":") for header in header_texts if header)
     }
     if headers.get("expect", "").lower() == "100-continue":
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -121,8 +121,8 @@ async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> b
     if "chunked" not in headers.get("transfer-encoding", "").lower():
         return await reader.readexactly(_check_size(int(headers.get("content-length") or 0)))
     chunks: list[bytes] = []
-    while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
-        chunks.append(await reader.readexactly(_check_size(size)))
+    while chunk_size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
+        chunks.append(await reader.readexactly(_check_size(chunk_size)))
         _check_size(sum(map(len, chunks)))
         await reader.readexactly(2)
     while await reader.readuntil(b"\r\n") != b"\r\n":
@@ -139,8 +139,8 @@ def _check_size(size: int) -> int:
 
 def _encode(response: Response) -> bytes:
     """Return the bytes of a response: status line, headers and body."""
-    head = (
+    response_head = (
         f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(response.body)}\r\n\r\n"
     )
-    return head.encode("latin-1") + response.body
+    return response_head.encode("latin-1") + response.body

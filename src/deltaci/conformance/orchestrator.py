@@ -57,7 +57,7 @@ class ScriptedOrchestrator:
         self._folder = folder
         self._has_ended = False
         self._started_at = time.monotonic()
-        self._new_observation = asyncio.Event()
+        self._observation_event = asyncio.Event()
         self._jobs: dict[str, ScriptedJob] = {}
         self._pending_grants: deque[list[ScriptedJob]] = deque()
         self._runner_count = 0
@@ -96,7 +96,7 @@ class ScriptedOrchestrator:
         try:
             async with asyncio.timeout(seconds):
                 while not condition():
-                    await self._new_observation.wait()
+                    await self._observation_event.wait()
         except TimeoutError:
             return bool(condition())
         return True
@@ -127,9 +127,9 @@ class ScriptedOrchestrator:
             self.transcript.logs[job.name] = job.log.decode(errors="replace")
         return self.transcript
 
-    def _on_marker(self, job: str, marker: str | None) -> None:
+    def _on_marker(self, job_name: str, marker: str | None) -> None:
         """Record a marker that a process of this job wrote; None means that its last process has ended."""
-        self._record("nobody" if marker is None else "job", job=job, note=marker or "")
+        self._record("nobody" if marker is None else "job", job=job_name, note=marker or "")
 
     def _record(self, kind: EntryKind, **fields: Any) -> None:
         """Append an observation to the transcript, unless the scenario has ended."""
@@ -140,46 +140,46 @@ class ScriptedOrchestrator:
 
     def _notify(self) -> None:
         """Wake all calls of `until`, which then evaluate their conditions again."""
-        self._new_observation.set()
-        self._new_observation = asyncio.Event()
+        self._observation_event.set()
+        self._observation_event = asyncio.Event()
 
     # -- for the runner
 
     async def handle(self, request: Request) -> Response | None:
         """Answer one request; None closes the connection without an answer."""
         self.transcript.targets.append(f"{request.method} {request.path}")
-        name, _, path_parameter = request.path.removeprefix(ROOT).partition("/")
+        route_name, _, path_parameter = request.path.removeprefix(ROOT).partition("/")
         methods = [
             route.method
             for route in IMPLEMENTED_ROUTES
-            if route.name == name and bool(route.path_parameter) == bool(path_parameter)
+            if route.name == route_name and bool(route.path_parameter) == bool(path_parameter)
         ]
         if not request.path.startswith(ROOT) or not methods:
             return _problem("not_found", f"there is no {request.path[:200]}")
         if request.method not in methods:
             return _problem("wrong_method", f"{request.path} takes {' or '.join(methods)}")
         try:
-            return await self._route(name, path_parameter, request)
+            return await self._route(route_name, path_parameter, request)
         except msgspec.DecodeError as error:
             code = "bad_message" if isinstance(error, msgspec.ValidationError) else "bad_json"
-            self.note("heard", type="refused", note=f"{name}: {error}")
+            self.note("heard", type="refused", note=f"{route_name}: {error}")
             return _problem(code, str(error))
 
-    async def _route(self, name: str, path_parameter: str, request: Request) -> Response | None:
-        if name == "register":
+    async def _route(self, route_name: str, path_parameter: str, request: Request) -> Response | None:
+        if route_name == "register":
             return self._answer_registration(request)
         runner_id = self._authenticate(request)
         if runner_id is None:
-            self.note("heard", type="refused", note=f"{name}: without a credential of this server")
+            self.note("heard", type="refused", note=f"{route_name}: without a credential of this server")
             return _problem("bad_credential", "that is no credential of this server")
-        if name in ("messages", "batch"):
-            return await self._answer_messages(name, runner_id, request)
-        if name == "lease":
+        if route_name in ("messages", "batch"):
+            return await self._answer_messages(route_name, runner_id, request)
+        if route_name == "lease":
             return await self._answer_lease_request(runner_id, request)
-        if name == "renew":
+        if route_name == "renew":
             self.note("heard", type="renew")
             return None if self.is_cut_off else _ok(self._issue_credential(runner_id))
-        return self._answer_under_lease(name, path_parameter, request)
+        return self._answer_under_lease(route_name, path_parameter, request)
 
     def _answer_registration(self, request: Request) -> Response | None:
         registration = _decode_registration(request.body)
@@ -228,9 +228,9 @@ class ScriptedOrchestrator:
             self.note("granted", job=job.name, body={"ttl": job.ttl_seconds})
         return _ok({"leases": [job.granted() for job in jobs]})
 
-    async def _answer_messages(self, name: str, runner_id: str, request: Request) -> Response | None:
+    async def _answer_messages(self, route_name: str, runner_id: str, request: Request) -> Response | None:
         """Answer one message or a batch, after applying the faults that were injected for these messages."""
-        encoded_messages = _decode_batch(request.body) if name == "batch" else [msgspec.Raw(request.body)]
+        encoded_messages = _decode_batch(request.body) if route_name == "batch" else [msgspec.Raw(request.body)]
         messages = [wire.decode_message(bytes(encoded_message)) for encoded_message in encoded_messages]
         for message in messages:
             self._check_runner_id(type(message).__name__, runner_id, message.runner_id)
@@ -244,16 +244,18 @@ class ScriptedOrchestrator:
             if fault is not None and fault.kind == "hold":
                 await asyncio.sleep(fault.seconds)
         fault_kinds = {fault.kind for fault in faults if fault is not None}
-        failure = "cut" if self.is_cut_off or "cut" in fault_kinds else "overloaded" if "busy" in fault_kinds else ""
-        if failure:
+        failure_kind = (
+            "cut" if self.is_cut_off or "cut" in fault_kinds else "overloaded" if "busy" in fault_kinds else ""
+        )
+        if failure_kind:
             for message in messages:
-                self.note("answered", job=self._job_name(message), type=type(message).__name__, answer=failure)
-            return None if failure == "cut" else _problem("overloaded", OVERLOADED)
+                self.note("answered", job=self._job_name(message), type=type(message).__name__, answer=failure_kind)
+            return None if failure_kind == "cut" else _problem("overloaded", OVERLOADED)
         answers = [
             self._answer_and_record(message, job, fault)
             for message, job, fault in zip(messages, jobs, faults, strict=True)
         ]
-        if name == "batch":
+        if route_name == "batch":
             return _ok(answers)
         [answer] = answers
         return _problem(answer.code, answer.message) if isinstance(answer, Problem) else _encode_answer(answer)
@@ -263,25 +265,29 @@ class ScriptedOrchestrator:
     ) -> wire.ServerMessage | Problem:
         """Apply the fault to the lease, if it is `stale`; then return the answer to the message and record it."""
         if job is not None and fault is not None and fault.kind == "stale":
-            job.ended = fault.reason
+            job.end_reason = fault.reason
         answer = self._answer(message, job)
         answer_name = answer.code if isinstance(answer, Problem) else type(answer).__name__
-        cancel = {"deadline": job.cancel_deadline_seconds} if job and isinstance(answer, HeartbeatAck) else {}
-        self.note("answered", job=self._job_name(message), type=type(message).__name__, answer=answer_name, body=cancel)
+        cancel_fields = {"deadline": job.cancel_deadline_seconds} if job and isinstance(answer, HeartbeatAck) else {}
+        self.note(
+            "answered", job=self._job_name(message), type=type(message).__name__, answer=answer_name, body=cancel_fields
+        )
         return answer
 
     def _answer(self, message: RunnerMessage, job: ScriptedJob | None) -> wire.ServerMessage | Problem:
         """Return the answer that a conforming server gives to a message, and update the job's lease."""
         if job is None:
             return StaleLease(lease_id=message.lease_id, reason="UNKNOWN_LEASE")
-        if isinstance(message, Complete) and job.ended == "LEASE_COMPLETED" and job.is_repeat(message):
+        if isinstance(message, Complete) and job.end_reason == "LEASE_COMPLETED" and job.is_repeat(message):
             return CompleteAck(lease_id=message.lease_id, accepted=True)
-        if job.ended is None and self.now() > job.expires_at:
-            job.ended = "LEASE_EXPIRED"
-        if job.ended is not None:
-            stale = StaleLease(lease_id=message.lease_id, reason=job.ended)
+        if job.end_reason is None and self.now() > job.expires_at:
+            job.end_reason = "LEASE_EXPIRED"
+        if job.end_reason is not None:
+            stale_answer = StaleLease(lease_id=message.lease_id, reason=job.end_reason)
             is_heartbeat = isinstance(message, Heartbeat)
-            return msgspec.structs.replace(stale, extend_lease=False, stale=True) if is_heartbeat else stale
+            return (
+                msgspec.structs.replace(stale_answer, extend_lease=False, stale=True) if is_heartbeat else stale_answer
+            )
         match message:
             case AckLease() if message.job_id != job.job_id:
                 return Problem("bad_request", "the lease is for another job")
@@ -289,12 +295,12 @@ class ScriptedOrchestrator:
                 return CompleteAck(lease_id=message.lease_id, accepted=False, reason="CANCEL_REQUESTED")
             case Complete():
                 job.is_repeat(message)
-                job.ended = "LEASE_COMPLETED"
+                job.end_reason = "LEASE_COMPLETED"
                 return CompleteAck(lease_id=message.lease_id, accepted=True)
             case CancelAck() if not job.cancel_deadline_seconds:
                 return Problem("cancel_not_requested", "no cancel was requested for this attempt; continue")
             case CancelAck():
-                job.ended = "LEASE_CANCELED"
+                job.end_reason = "LEASE_CANCELED"
                 return CancelAcked(lease_id=message.lease_id, accepted=True)
         job.expires_at = self.now() + job.ttl_seconds
         return HeartbeatAck(
@@ -306,30 +312,32 @@ class ScriptedOrchestrator:
             reason="RUN_CANCELED" if job.cancel_deadline_seconds else msgspec.UNSET,
         )
 
-    def _answer_under_lease(self, name: str, path_parameter: str, request: Request) -> Response | None:
+    def _answer_under_lease(self, route_name: str, path_parameter: str, request: Request) -> Response | None:
         """Answer a request for the log or the job specification of a lease."""
         lease_id = request.headers.get(LEASE_HEADER.lower(), "")
         job = self._jobs.get(lease_id)
-        self.note("heard", job=job.name if job else "", type=name)
+        self.note("heard", job=job.name if job else "", type=route_name)
         if self.is_cut_off:
             return None
-        fault = job.next_fault(name) if job else None
-        if job is None or job.ended is not None or self.now() > job.expires_at:
-            reason = "UNKNOWN_LEASE" if job is None else job.ended or "LEASE_EXPIRED"
-            return _encode_answer(StaleLease(lease_id=lease_id or "none", reason=reason))
-        if name == "specs":
+        fault = job.next_fault(route_name) if job else None
+        if job is None or job.end_reason is not None or self.now() > job.expires_at:
+            stale_reason = "UNKNOWN_LEASE" if job is None else job.end_reason or "LEASE_EXPIRED"
+            return _encode_answer(StaleLease(lease_id=lease_id or "none", reason=stale_reason))
+        if route_name == "specs":
             return (
                 _ok(job.spec) if path_parameter == job.job_id else _problem("not_found", "the lease is for another one")
             )
         if fault is not None:
             return None if fault.kind == "cut" else _problem("overloaded", OVERLOADED)
         if request.method == "POST":
-            offset = request.headers.get(OFFSET_HEADER.lower(), "")
-            if not offset.isdecimal():
-                self.note("heard", type="refused", note=f"log: {OFFSET_HEADER} is {offset[:20]!r}")
-                return _problem("bad_request", f"{OFFSET_HEADER} is {offset[:20]!r}; give a number")
-            if not job.append(int(offset), request.body):
-                return _problem("log_gap", f"the log ends at byte {len(job.log)}, not at {offset}; send it from there")
+            offset_text = request.headers.get(OFFSET_HEADER.lower(), "")
+            if not offset_text.isdecimal():
+                self.note("heard", type="refused", note=f"log: {OFFSET_HEADER} is {offset_text[:20]!r}")
+                return _problem("bad_request", f"{OFFSET_HEADER} is {offset_text[:20]!r}; give a number")
+            if not job.append(int(offset_text), request.body):
+                return _problem(
+                    "log_gap", f"the log ends at byte {len(job.log)}, not at {offset_text}; send it from there"
+                )
         return _ok({"size": len(job.log)})
 
     def _job_name(self, message: RunnerMessage) -> str:

@@ -25,9 +25,9 @@ class ProcessMonitor:
         self._on_marker = on_marker
         self._incomplete_line = b""
         self._has_processes = False
-        self._pipe = self._open_pipe()
+        self._pipe_fd = self._open_pipe()
         # Opened for reading and writing, so that a release is kept until a step reads it.
-        self._release_pipe = os.open(self._release_path, os.O_RDWR | os.O_NONBLOCK)
+        self._release_pipe_fd = os.open(self._release_path, os.O_RDWR | os.O_NONBLOCK)
 
     @property
     def attach_command(self) -> str:
@@ -41,13 +41,13 @@ class ProcessMonitor:
 
     def release(self) -> None:
         """Let one execution of `wait_command` continue: the waiting one, or else the next one."""
-        os.write(self._release_pipe, b"go\n")
+        os.write(self._release_pipe_fd, b"go\n")
 
     def poll(self) -> None:
         """Read the markers written to the pipe since the last call, and pass each to `on_marker`."""
         try:
-            while data := os.read(self._pipe, 1 << 16):
-                *lines, self._incomplete_line = (self._incomplete_line + data).split(b"\n")
+            while chunk := os.read(self._pipe_fd, 1 << 16):
+                *lines, self._incomplete_line = (self._incomplete_line + chunk).split(b"\n")
                 for line in lines:
                     self._has_processes = True
                     self._on_marker(line.decode(errors="replace"))
@@ -58,14 +58,14 @@ class ProcessMonitor:
             self._on_marker(None)
         # At the end of the file a reader stays readable for ever, so open a new one. The new one is opened before the
         # old one is closed: without any reader a step that attaches would block.
-        finished_pipe, self._pipe = self._pipe, self._open_pipe()
-        self._close_pipe(finished_pipe)
+        finished_pipe_fd, self._pipe_fd = self._pipe_fd, self._open_pipe()
+        self._close_pipe(finished_pipe_fd)
 
     def _open_pipe(self) -> int:
         """Open the pipe for reading and call `poll` whenever it becomes readable."""
-        pipe = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
-        asyncio.get_running_loop().add_reader(pipe, self.poll)
-        return pipe
+        pipe_fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
+        asyncio.get_running_loop().add_reader(pipe_fd, self.poll)
+        return pipe_fd
 
     def _close_pipe(self, pipe: int) -> None:
         asyncio.get_running_loop().remove_reader(pipe)
@@ -73,5 +73,5 @@ class ProcessMonitor:
 
     def close(self) -> None:
         """Close the pipes, so that no further marker is reported."""
-        self._close_pipe(self._pipe)
-        os.close(self._release_pipe)
+        self._close_pipe(self._pipe_fd)
+        os.close(self._release_pipe_fd)

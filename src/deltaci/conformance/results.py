@@ -58,5 +58,5 @@ def combine(id: str, title: str, findings: Iterable[Finding]) -> CheckResult:
 
 
 def is_compliant(results: Sequence[CheckResult]) -> bool:
-    """Whether no item failed and at least one passed. Without any pass nothing is proven."""
+    """Return whether no item failed and at least one passed. Without any pass nothing is proven."""
     return all(result.verdict != FAIL for result in results) and any(result.verdict == PASS for result in results)

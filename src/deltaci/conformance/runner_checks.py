@@ -31,158 +31,166 @@ MIN_MEDIAN_GAP: Final = 0.4  # Lower bound of the median gap, in intervals.
 CheckFunction = Callable[[Transcript], Finding]
 
 
-def _why_not_started(transcript: Transcript, job: str) -> Finding | None:
+def _find_reason_not_started(transcript: Transcript, job_name: str) -> Finding | None:
     """Return a finding with the reason why no step of the job ran, so that it cannot be judged; None if one ran."""
-    if transcript.markers(job):
+    if transcript.markers(job_name):
         return None
     if not transcript.received("lease"):
         return not_shown("the runner never asked for a lease")
-    if transcript.first("granted", job) is None:
-        return not_shown(f"the runner never asked for the lease of job {job!r}")
+    if transcript.first("granted", job_name) is None:
+        return not_shown(f"the runner never asked for the lease of job {job_name!r}")
     return not_shown(
-        f"job {job!r} was granted at {_time_of(transcript.first('granted', job))}, but none of its steps ran"
+        f"job {job_name!r} was granted at {_time_of(transcript.first('granted', job_name))}, but none of its steps ran"
     )
 
 
-def lease_first(job: str) -> CheckFunction:
+def lease_first(job_name: str) -> CheckFunction:
     """Return a check of PRO-C1 for this job: no step runs before its lease is active."""
 
     def check_lease_first(transcript: Transcript) -> Finding:
         if not transcript.received("lease"):
-            exits = [f"{entry.note} at {_time_of(entry)}" for entry in transcript.find("exited")] or [
+            exit_texts = [f"{entry.note} at {_time_of(entry)}" for entry in transcript.find("exited")] or [
                 "it was still running"
             ]
             return failed(
-                f"expected a request for a lease; none came in {transcript.entries[-1].at:.1f} s ({exits[0]})"
+                f"expected a request for a lease; none came in {transcript.entries[-1].at:.1f} s ({exit_texts[0]})"
             )
-        if (not_started := _why_not_started(transcript, job)) is not None:
+        if (not_started := _find_reason_not_started(transcript, job_name)) is not None:
             return not_started
-        if not transcript.received("AckLease", job):
+        if not transcript.received("AckLease", job_name):
             return not_shown("it sent no AckLease (see PRO-C2), so its lease was never active")
-        first_step = transcript.find("job", job)[0]
-        accepted = transcript.answered("AckLease", "HeartbeatAck", job)
-        if not accepted:
-            return failed(f"its first step ran at {_time_of(first_step)}, although AckLease was never accepted")
-        if first_step.at < accepted[0].at:
-            answered_at, started_at = _time_of(accepted[0]), _time_of(first_step)
+        first_marker = transcript.find("job", job_name)[0]
+        accepted_acks = transcript.answered("AckLease", "HeartbeatAck", job_name)
+        if not accepted_acks:
+            return failed(f"its first step ran at {_time_of(first_marker)}, although AckLease was never accepted")
+        if first_marker.at < accepted_acks[0].at:
+            answered_at, started_at = _time_of(accepted_acks[0]), _time_of(first_marker)
             return failed(
                 f"expected no step before AckLease was answered at {answered_at}; the first ran at {started_at}"
             )
-        return passed(f"AckLease was accepted at {_time_of(accepted[0])}, the first step ran at {_time_of(first_step)}")
+        return passed(
+            f"AckLease was accepted at {_time_of(accepted_acks[0])}, the first step ran at {_time_of(first_marker)}"
+        )
 
     return check_lease_first
 
 
 def acknowledged(transcript: Transcript) -> Finding:
     """Check PRO-C2: the runner sends AckLease for the granted lease."""
-    granted, acks = transcript.first("granted", "life"), transcript.received("AckLease", "life")
-    if granted is None:
+    grant, acks = transcript.first("granted", "life"), transcript.received("AckLease", "life")
+    if grant is None:
         return not_shown("the runner never asked for a lease")
     if not acks and transcript.received("refused"):
         return not_shown("its messages had to be refused (see PRO-M11)")
     if not acks:
-        return failed(f"expected AckLease after the grant at {_time_of(granted)}; there was none")
-    return passed(f"AckLease came {acks[0].at - granted.at:.2f} s after the grant")
+        return failed(f"expected AckLease after the grant at {_time_of(grant)}; there was none")
+    return passed(f"AckLease came {acks[0].at - grant.at:.2f} s after the grant")
 
 
 def heartbeats(transcript: Transcript) -> Finding:
     """Check PRO-C3: heartbeats come at the granted interval as long as the job runs."""
-    if (not_started := _why_not_started(transcript, "life")) is not None:
+    if (not_started := _find_reason_not_started(transcript, "life")) is not None:
         return not_started
-    start = (transcript.answered("AckLease", "HeartbeatAck", "life") or transcript.find("job", "life"))[0].at
-    ends = [*transcript.process_exits("life"), *transcript.received("Complete", "life")]
-    ends += transcript.find("answered", "life", "Complete")
-    end = max((entry.at for entry in ends), default=transcript.entries[-1].at)
-    heartbeat_times = [entry.at for entry in transcript.received("Heartbeat", "life") if entry.at <= end]
-    expected = f"expected a heartbeat every {INTERVAL_SECONDS} s"
+    first_at = (transcript.answered("AckLease", "HeartbeatAck", "life") or transcript.find("job", "life"))[0].at
+    end_entries = [*transcript.process_exits("life"), *transcript.received("Complete", "life")]
+    end_entries += transcript.find("answered", "life", "Complete")
+    last_at = max((entry.at for entry in end_entries), default=transcript.entries[-1].at)
+    heartbeat_times = [entry.at for entry in transcript.received("Heartbeat", "life") if entry.at <= last_at]
+    expected_text = f"expected a heartbeat every {INTERVAL_SECONDS} s"
     if not heartbeat_times:
-        return failed(f"{expected}; there was none from {start:.2f} s to {end:.2f} s")
+        return failed(f"{expected_text}; there was none from {first_at:.2f} s to {last_at:.2f} s")
     gaps = [
-        following - preceding for preceding, following in zip([start, *heartbeat_times], heartbeat_times, strict=False)
+        following - preceding
+        for preceding, following in zip([first_at, *heartbeat_times], heartbeat_times, strict=False)
     ]
-    median_gap, longest = median(gaps), max([*gaps, end - heartbeat_times[-1]])
-    count, seconds = len(heartbeat_times), end - start
-    observed = f"{count} came in {seconds:.1f} s, usually after {median_gap:.2f} s, at most after {longest:.2f} s"
-    is_regular = (
-        MIN_MEDIAN_GAP <= median_gap / INTERVAL_SECONDS <= MAX_MEDIAN_GAP and longest <= MAX_GAP * INTERVAL_SECONDS
+    median_gap, longest_gap = median(gaps), max([*gaps, last_at - heartbeat_times[-1]])
+    count, seconds = len(heartbeat_times), last_at - first_at
+    observed_text = (
+        f"{count} came in {seconds:.1f} s, usually after {median_gap:.2f} s, at most after {longest_gap:.2f} s"
     )
-    return passed(observed) if is_regular else failed(f"{expected}; {observed}")
+    is_regular = (
+        MIN_MEDIAN_GAP <= median_gap / INTERVAL_SECONDS <= MAX_MEDIAN_GAP and longest_gap <= MAX_GAP * INTERVAL_SECONDS
+    )
+    return passed(observed_text) if is_regular else failed(f"{expected_text}; {observed_text}")
 
 
 def log_uploaded(transcript: Transcript) -> Finding:
     """Check PRO-C4: the uploaded log has every line that the job printed, and Complete lists it as an artifact."""
     completes = transcript.received("Complete", "life")
     if not completes:
-        return _why_not_started(transcript, "life") or not_shown("there was no Complete that could refer to a log")
-    lines = ("first line", "second line", "third line")
-    missing_lines = [line for line in lines if line not in transcript.logs.get("life", "")]
-    if missing_lines:
-        size = len(transcript.logs.get("life", ""))
-        return failed(
-            f"expected every line of the job in its log; {missing_lines[0]!r} is not in the {size} bytes that came"
+        return _find_reason_not_started(transcript, "life") or not_shown(
+            "there was no Complete that could refer to a log"
         )
-    types = [str(artifact.get("type")) for artifact in completes[0].body.get("artifacts", [])]
-    if "log" not in types:
-        return failed(f"expected an artifact of type 'log' in Complete; it names {', '.join(types) or 'none'}")
+    expected_lines = ("first line", "second line", "third line")
+    missing_lines = [line for line in expected_lines if line not in transcript.logs.get("life", "")]
+    if missing_lines:
+        log_size = len(transcript.logs.get("life", ""))
+        return failed(
+            f"expected every line of the job in its log; {missing_lines[0]!r} is not in the {log_size} bytes that came"
+        )
+    artifact_types = [str(artifact.get("type")) for artifact in completes[0].body.get("artifacts", [])]
+    if "log" not in artifact_types:
+        return failed(f"expected an artifact of type 'log' in Complete; it names {', '.join(artifact_types) or 'none'}")
     return passed(
         f"{len(transcript.logs['life'])} bytes of log came, and Complete at {_time_of(completes[0])} refers to them"
     )
 
 
-def one_result(job: str) -> CheckFunction:
+def one_result(name: str) -> CheckFunction:
     """Return a check of PRO-C5 for this job: one result is sent, and repeated only until it is answered."""
 
     def check_one_result(transcript: Transcript) -> Finding:
-        completes = transcript.received("Complete", job)
+        completes = transcript.received("Complete", name)
         if not completes:
-            if (not_started := _why_not_started(transcript, job)) is not None:
+            if (not_started := _find_reason_not_started(transcript, name)) is not None:
                 return not_started
-            if not transcript.process_exits(job):
-                return not_shown(f"job {job!r} never ended")
+            if not transcript.process_exits(name):
+                return not_shown(f"job {name!r} never ended")
             return failed(
-                f"expected one Complete after the job ended at {_time_of(transcript.process_exits(job)[-1])}; none came"
+                "expected one Complete after the job ended at "
+                f"{_time_of(transcript.process_exits(name)[-1])}; none came"
             )
         bodies = [_without_sequence_no(complete) for complete in completes]
         if any(body != bodies[0] for body in bodies):
-            index = next(index for index, body in enumerate(bodies) if body != bodies[0])
-            first_body, differing_body = bodies[0], bodies[index]
+            differing_index = next(differing_index for differing_index, body in enumerate(bodies) if body != bodies[0])
+            first_body, differing_body = bodies[0], bodies[differing_index]
             differing_fields = sorted(
                 field_name
                 for field_name in first_body | differing_body
                 if first_body.get(field_name) != differing_body.get(field_name)
             )
-            time = _time_of(completes[index])
-            return failed(f"expected one Complete; another one at {time} differs in {', '.join(differing_fields)}")
-        answers = transcript.answered("Complete", "CompleteAck", job)
+            sent_at = _time_of(completes[differing_index])
+            return failed(f"expected one Complete; another one at {sent_at} differs in {', '.join(differing_fields)}")
+        answers = transcript.answered("Complete", "CompleteAck", name)
         late_messages = [complete for complete in completes if answers and complete.at > answers[0].at]
         if late_messages:
             repeated_at = _time_of(late_messages[0])
             return failed(
                 f"expected no more after CompleteAck at {_time_of(answers[0])}; it came again at {repeated_at}"
             )
-        repeats = f", sent {len(completes)} times until it was answered" if len(completes) > 1 else ""
-        return passed(f"one Complete at {_time_of(completes[0])}{repeats}")
+        repeats_text = f", sent {len(completes)} times until it was answered" if len(completes) > 1 else ""
+        return passed(f"one Complete at {_time_of(completes[0])}{repeats_text}")
 
     return check_one_result
 
 
 def canceled(transcript: Transcript) -> Finding:
     """Check PRO-C6: the runner stops all processes within the deadline, and only then sends CancelAck."""
-    if (not_started := _why_not_started(transcript, "canceled")) is not None:
+    if (not_started := _find_reason_not_started(transcript, "canceled")) is not None:
         return not_started
     answers = transcript.answered("Heartbeat", "HeartbeatAck", "canceled")
-    requests = [answer for answer in answers if answer.body.get("deadline")]
-    if not requests:
+    cancel_requests = [answer for answer in answers if answer.body.get("deadline")]
+    if not cancel_requests:
         return not_shown("no heartbeat came whose answer could carry the cancel (see PRO-C3)")
-    context = f"it was told at {_time_of(requests[0])} to stop within {CANCEL_SECONDS} s"
+    context = f"it was told at {_time_of(cancel_requests[0])} to stop within {CANCEL_SECONDS} s"
     acks = transcript.received("CancelAck", "canceled")
     if not acks:
         exits = transcript.process_exits("canceled")
-        state = f"nothing of the job ran any more at {_time_of(exits[-1])}" if exits else "the job went on"
-        return failed(f"{context}; expected CancelAck, none came, and {state}")
+        actual_text = f"nothing of the job ran any more at {_time_of(exits[-1])}" if exits else "the job went on"
+        return failed(f"{context}; expected CancelAck, none came, and {actual_text}")
     if transcript.is_running("canceled", acks[0]):
         return failed(f"{context}; CancelAck came at {_time_of(acks[0])} while processes of the job still ran")
-    if acks[0].at > requests[0].at + CANCEL_SECONDS + SLACK_SECONDS:
+    if acks[0].at > cancel_requests[0].at + CANCEL_SECONDS + SLACK_SECONDS:
         return failed(f"{context}; CancelAck came at {_time_of(acks[0])}, too late")
     exited_at = _time_of(transcript.process_exits("canceled")[-1])
     return passed(
@@ -192,7 +200,7 @@ def canceled(transcript: Transcript) -> Finding:
 
 def obeys_stale(transcript: Transcript) -> Finding:
     """Check PRO-C7: after the answer StaleLease the runner stops the job and sends nothing more for it."""
-    if (not_started := _why_not_started(transcript, "stale")) is not None:
+    if (not_started := _find_reason_not_started(transcript, "stale")) is not None:
         return not_started
     answers = transcript.answered("Heartbeat", "StaleLease", "stale")
     if not answers:
@@ -212,8 +220,8 @@ def obeys_stale(transcript: Transcript) -> Finding:
 
 def no_lease_no_work(transcript: Transcript) -> Finding:
     """Check PRO-H1: the runner does not execute a job whose AckLease was refused."""
-    granted = transcript.first("granted", "refused")
-    if granted is None:
+    grant = transcript.first("granted", "refused")
+    if grant is None:
         return not_shown("the runner never asked for a lease")
     refusals = transcript.answered("AckLease", "StaleLease", "refused")
     if not refusals:
@@ -231,7 +239,7 @@ def no_lease_no_work(transcript: Transcript) -> Finding:
 
 def executes_once(transcript: Transcript) -> Finding:
     """Check PRO-H1: a lease that is delivered repeatedly is executed once."""
-    if (not_started := _why_not_started(transcript, "doubled")) is not None:
+    if (not_started := _find_reason_not_started(transcript, "doubled")) is not None:
         return not_started
     markers = transcript.find("job", "doubled")
     if len(markers) > 1:
@@ -241,22 +249,22 @@ def executes_once(transcript: Transcript) -> Finding:
     return passed(f"a lease that was delivered three times was worked on once, at {_time_of(markers[0])}")
 
 
-def no_late_result(job: str) -> CheckFunction:
+def no_late_result(job_name: str) -> CheckFunction:
     """Return a check of PRO-H2 for this job: no result is sent after the lease expired by the runner's clock."""
 
     def check_no_late_result(transcript: Transcript) -> Finding:
-        if (not_started := _why_not_started(transcript, job)) is not None:
+        if (not_started := _find_reason_not_started(transcript, job_name)) is not None:
             return not_started
-        renewals = transcript.answered("AckLease", "HeartbeatAck", job) + transcript.answered(
-            "Heartbeat", "HeartbeatAck", job
+        renewals = transcript.answered("AckLease", "HeartbeatAck", job_name) + transcript.answered(
+            "Heartbeat", "HeartbeatAck", job_name
         )
         if not renewals:
             return not_shown("its lease was never renewed, so its end is unknown")
-        lease_end = max(entry.at for entry in renewals) + float(transcript.find("granted", job)[0].body["ttl"])
+        lease_end = max(entry.at for entry in renewals) + float(transcript.find("granted", job_name)[0].body["ttl"])
         if transcript.entries[-1].at <= lease_end:
             return not_shown("the scenario ended before the lease")
         late_messages = [
-            entry for entry in transcript.received("Complete", job) if entry.at > lease_end + SLACK_SECONDS
+            entry for entry in transcript.received("Complete", job_name) if entry.at > lease_end + SLACK_SECONDS
         ]
         if late_messages:
             sent_at = _time_of(late_messages[0])
@@ -286,15 +294,17 @@ def keeps_secrets(transcript: Transcript) -> Finding:
     if not transcript.received("lease"):
         return not_shown("the runner never asked for a lease")
     bodies = [entry.body for entry in transcript.find("heard")]
-    reported = [value for body in bodies for name, value in body.items() if name != "lease_id"]
-    texts = {
+    reported_values = [
+        field_value for body in bodies for field_name, field_value in body.items() if field_name != "lease_id"
+    ]
+    text_by_source = {
         "what the runner prints": transcript.output,
         "the address of a request": "\n".join(transcript.targets),
-        "its messages": msgspec.json.encode(reported).decode(),
-        **{f"the log of job {job!r}": log for job, log in transcript.logs.items()},
+        "its messages": msgspec.json.encode(reported_values).decode(),
+        **{f"the log of job {job_name!r}": log for job_name, log in transcript.logs.items()},
     }
-    for source, text in texts.items():
-        leaked_kinds = [kind for secret, kind in transcript.secrets.items() if secret in text]
+    for source, text in text_by_source.items():
+        leaked_kinds = [secret_kind for secret, secret_kind in transcript.secrets.items() if secret in text]
         if leaked_kinds:
             return failed(
                 f"scenario {transcript.scenario}: expected no secret in {source}; a {leaked_kinds[0]} is there"
@@ -306,13 +316,15 @@ def reports_success(transcript: Transcript) -> Finding:
     """Check PRO-U2: when all steps succeed, Complete has the status SUCCEEDED and exit code 0."""
     completes = transcript.received("Complete", "life")
     if not completes:
-        return _why_not_started(transcript, "life") or not_shown("there was no Complete")
-    expected = ["one", "two", f"three {ENV_VALUE}"]
-    if transcript.markers("life") != expected:
-        return failed(f"expected the steps {expected} in this order; {transcript.markers('life')} ran")
-    result = (completes[0].body.get("status"), completes[0].body.get("exit_code"))
-    if result != ("SUCCEEDED", 0):
-        return failed(f"all steps succeeded; expected SUCCEEDED and 0, Complete says {result[0]} and {result[1]}")
+        return _find_reason_not_started(transcript, "life") or not_shown("there was no Complete")
+    expected_markers = ["one", "two", f"three {ENV_VALUE}"]
+    if transcript.markers("life") != expected_markers:
+        return failed(f"expected the steps {expected_markers} in this order; {transcript.markers('life')} ran")
+    result_pair = (completes[0].body.get("status"), completes[0].body.get("exit_code"))
+    if result_pair != ("SUCCEEDED", 0):
+        return failed(
+            f"all steps succeeded; expected SUCCEEDED and 0, Complete says {result_pair[0]} and {result_pair[1]}"
+        )
     return passed("three steps ran in order, and Complete says SUCCEEDED and 0")
 
 
@@ -320,24 +332,26 @@ def reports_failure(transcript: Transcript) -> Finding:
     """Check PRO-U2: when a step fails, Complete has FAILED and its exit code, and no later step runs."""
     completes = transcript.received("Complete", "failing")
     if not completes:
-        return _why_not_started(transcript, "failing") or not_shown("there was no Complete of the job that fails")
+        return _find_reason_not_started(transcript, "failing") or not_shown(
+            "there was no Complete of the job that fails"
+        )
     if transcript.markers("failing") != ["one", "two"]:
         return failed(f"expected no step after the one that failed; {transcript.markers('failing')} ran")
-    result = (completes[0].body.get("status"), completes[0].body.get("exit_code"))
-    if result != ("FAILED", EXIT_CODE):
-        return failed(f"a step exited with {EXIT_CODE}; expected FAILED and that code, Complete says {result}")
+    result_pair = (completes[0].body.get("status"), completes[0].body.get("exit_code"))
+    if result_pair != ("FAILED", EXIT_CODE):
+        return failed(f"a step exited with {EXIT_CODE}; expected FAILED and that code, Complete says {result_pair}")
     return passed(f"a step exited with {EXIT_CODE}, no other ran after it, and Complete says FAILED and {EXIT_CODE}")
 
 
 def fetches_spec(transcript: Transcript) -> Finding:
     """Check PRO-Q2: the runner fetches the job specification if the lease only has a reference to it."""
-    granted = transcript.first("granted", "referred")
-    if granted is None:
+    grant = transcript.first("granted", "referred")
+    if grant is None:
         return not_shown("the runner did not ask for a third job")
     fetches = transcript.received("specs", "referred")
     if not fetches:
         return failed(
-            f"a lease with job_spec_ref was granted at {_time_of(granted)}; the specification was never fetched"
+            f"a lease with job_spec_ref was granted at {_time_of(grant)}; the specification was never fetched"
         )
     if not transcript.markers("referred"):
         return failed(f"the specification was fetched at {_time_of(fetches[0])}, but no step ran")
@@ -350,28 +364,29 @@ def survives_lost_answers(transcript: Transcript) -> Finding:
         return not_shown("the runner never asked for a lease")
     message_types = ("AckLease", "Heartbeat", "Complete")
     for message_type in message_types:
-        count = len(transcript.received(message_type, "lost"))
+        message_count = len(transcript.received(message_type, "lost"))
         if all(entry.answer in ("cut", "overloaded") for entry in transcript.find("answered", "lost", message_type)):
             return failed(
                 f"an answer was lost, then came 503; expected {message_type} once more after that, "
-                f"received {count} in all"
+                f"received {message_count} in all"
             )
     if not transcript.answered("Complete", "CompleteAck", "lost"):
         return failed("after lost answers and 503s its result was not accepted")
-    listed_counts = ", ".join(
+    counts_text = ", ".join(
         f"{message_type} {len(transcript.received(message_type, 'lost'))} times" for message_type in message_types
     )
-    return passed(f"with lost answers and 503s it sent {listed_counts}, and its result was accepted")
+    return passed(f"with lost answers and 503s it sent {counts_text}, and its result was accepted")
 
 
 def well_formed(transcript: Transcript) -> Finding:
     """Check PRO-M11: the server had to refuse none of the runner's requests as malformed or sent with another's id."""
     if not transcript.received("lease"):
         return not_shown("the runner never asked for a lease")
-    refused = transcript.received("refused")
-    if refused:
+    requests = transcript.received("refused")
+    if requests:
         return failed(
-            f"scenario {transcript.scenario}: a request at {_time_of(refused[0])} had to be refused: {refused[0].note}"
+            f"scenario {transcript.scenario}: a request at {_time_of(requests[0])} had to be refused: "
+            f"{requests[0].note}"
         )
     return passed("none of its requests had to be refused")
 
@@ -451,9 +466,16 @@ def check_runner(transcripts: Mapping[str, Transcript], only_ids: Collection[str
 
 def _check_rule(check: RunnerCheck, transcripts: Mapping[str, Transcript]) -> CheckResult:
     """Return the result of one item from the findings of its scenarios."""
-    findings = {name: function(transcripts[name]) for name, function in check.functions.items() if name in transcripts}
+    findings = {
+        scenario_name: check_function(transcripts[scenario_name])
+        for scenario_name, check_function in check.functions.items()
+        if scenario_name in transcripts
+    }
     if len(check.functions) > 1 and not check.required_scenarios:  # Each scenario has its own times.
-        findings = {name: Finding(finding.verdict, f"{name}: {finding.evidence}") for name, finding in findings.items()}
+        findings = {
+            scenario_name: Finding(finding.verdict, f"{scenario_name}: {finding.evidence}")
+            for scenario_name, finding in findings.items()
+        }
     return combine(check.id, check.title, findings.values())
 
 
@@ -462,12 +484,15 @@ def scenarios_for(only_ids: Collection[str]) -> set[str]:
     if not only_ids:
         return set(_ALL_SCENARIOS)
     return {
-        name for check in RUNNER_CHECKS if check.id in only_ids for name in check.required_scenarios or check.functions
+        scenario_name
+        for check in RUNNER_CHECKS
+        if check.id in only_ids
+        for scenario_name in check.required_scenarios or check.functions
     }
 
 
 def _without_sequence_no(complete: Entry) -> dict[str, Any]:
-    return {name: value for name, value in complete.body.items() if name != "sequence_no"}
+    return {field_name: field_value for field_name, field_value in complete.body.items() if field_name != "sequence_no"}
 
 
 def _time_of(entry: Entry | None) -> str:

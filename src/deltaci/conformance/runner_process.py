@@ -25,7 +25,7 @@ class RunnerProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._exit_reader: asyncio.Task[None] | None = None
+        self._read_exits_task: asyncio.Task[None] | None = None
 
     async def start(self, server: str, token: str, work: Path) -> None:
         """Start the command in a subreaper.
@@ -51,7 +51,7 @@ class RunnerProcess:
         finally:
             subreaper_socket.close()
         self._reader, self._writer = await asyncio.open_connection(sock=kit_socket)
-        self._exit_reader = asyncio.create_task(self._read_exits())
+        self._read_exits_task = asyncio.create_task(self._read_exits())
 
     async def _read_exits(self) -> None:
         """Pass each line in which the subreaper reports the runner's exit to `on_exit`."""
@@ -62,9 +62,9 @@ class RunnerProcess:
 
     async def stop(self) -> None:
         """End the runner and all of its descendants."""
-        if self._exit_reader is not None:
-            self._exit_reader.cancel()
-            await asyncio.gather(self._exit_reader, return_exceptions=True)
+        if self._read_exits_task is not None:
+            self._read_exits_task.cancel()
+            await asyncio.gather(self._read_exits_task, return_exceptions=True)
         if self._writer is not None:
             self._writer.close()
             with suppress(OSError):
@@ -78,6 +78,6 @@ class RunnerProcess:
 
 
 def _replace_placeholders(argument: str, placeholders: dict[str, str]) -> str:
-    for placeholder, value in placeholders.items():
-        argument = argument.replace(placeholder, value)
+    for placeholder, replacement in placeholders.items():
+        argument = argument.replace(placeholder, replacement)
     return argument

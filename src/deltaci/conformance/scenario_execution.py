@@ -41,18 +41,18 @@ class _ScenarioExecution:
         """
         try:
             async with HttpServer(self.server.handle) as http_server:
-                runner = asyncio.create_task(self._keep_runner_running(http_server.url))
-                scenario = asyncio.ensure_future(self._scenario.run(self.server, patience))
+                runner_task = asyncio.create_task(self._keep_runner_running(http_server.url))
+                scenario_task = asyncio.ensure_future(self._scenario.run(self.server, patience))
                 try:
-                    await asyncio.wait({runner, scenario}, return_when=asyncio.FIRST_COMPLETED)
-                    if scenario.done():
-                        scenario.result()
+                    await asyncio.wait({runner_task, scenario_task}, return_when=asyncio.FIRST_COMPLETED)
+                    if scenario_task.done():
+                        scenario_task.result()
                     else:
-                        runner.result()
+                        runner_task.result()
                 finally:
-                    for task in (runner, scenario):
+                    for task in (runner_task, scenario_task):
                         task.cancel()
-                    await asyncio.gather(runner, scenario, return_exceptions=True)
+                    await asyncio.gather(runner_task, scenario_task, return_exceptions=True)
                     self.server.end()
                     await asyncio.gather(*(process.stop() for process in self._processes))
         finally:

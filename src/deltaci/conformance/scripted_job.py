@@ -60,7 +60,7 @@ class ScriptedJob:
         self.spec = JobSpec(name=name)
         self.log = bytearray()
         self.expires_at = 0.0
-        self.ended: StaleReason | None = None  # Why the lease is no longer valid.
+        self.end_reason: StaleReason | None = None  # Why the lease is no longer valid.
         self.cancel_deadline_seconds = 0  # Greater than 0 once a cancel is requested.
         self._is_spec_referenced = is_spec_referenced
         self._faults: dict[str, deque[Fault]] = {}
@@ -101,16 +101,16 @@ class ScriptedJob:
 
     def is_repeat(self, result: Complete) -> bool:
         """Return whether this result equals the first one, apart from `sequence_no`. Store it if it is the first."""
-        without_sequence_no = msgspec.structs.replace(result, sequence_no=None)
+        comparable_result = msgspec.structs.replace(result, sequence_no=None)
         if self._result is None:
-            self._result = without_sequence_no
-        return self._result == without_sequence_no
+            self._result = comparable_result
+        return self._result == comparable_result
 
-    def append(self, offset: int, data: bytes) -> bool:
+    def append(self, offset: int, chunk: bytes) -> bool:
         """Append to the job's log the bytes that it does not have yet. Return False if there would be a gap."""
         if offset > len(self.log):
             return False
-        self.log += data[len(self.log) - offset :]
+        self.log += chunk[len(self.log) - offset :]
         return True
 
 

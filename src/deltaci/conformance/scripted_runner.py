@@ -58,21 +58,21 @@ class HeldLease(msgspec.Struct):
         """Send a message under this lease with the credential of `sender`, by default of the lease's runner."""
         return (sender or self.runner).request("POST", "messages", self.message(message_type, **fields))
 
-    def log(self, offset: int | str, data: bytes, sender: ScriptedRunner | None = None) -> Reply:
+    def log(self, offset: int | str, chunk: bytes, sender: ScriptedRunner | None = None) -> Reply:
         """Send bytes to append to the log of this lease, which begin at `offset`. Return the reply."""
         return (sender or self.runner).request(
-            "POST", "log", data, Delta_Lease=self.granted.lease_id, Delta_Offset=str(offset)
+            "POST", "log", chunk, Delta_Lease=self.granted.lease_id, Delta_Offset=str(offset)
         )
 
 
 class ScriptedRunner:
     """A runner that is registered with the server under test."""
 
-    def __init__(self, client: HttpClient, registered: Registered) -> None:
+    def __init__(self, client: HttpClient, registration: Registered) -> None:
         self._client = client
-        self.runner_id = registered.runner_id
-        self.credential = registered.credential
-        self.expires_at = time.monotonic() + registered.expires_in_seconds
+        self.runner_id = registration.runner_id
+        self.credential = registration.credential
+        self.expires_at = time.monotonic() + registration.expires_in_seconds
 
     def request(self, method: str, name: str, body: Any = b"", **headers: str) -> Reply:
         """Send a request with the runner's credential and return the reply."""
@@ -80,24 +80,24 @@ class ScriptedRunner:
 
     def lease(self, wait_seconds: float = 0.0, **fields: Any) -> Reply:
         """Send a request for work that waits up to `wait_seconds`. `fields` override or add fields of the message."""
-        request = {"type": "Lease", "runner_id": self.runner_id, "wait_seconds": wait_seconds, **fields}
-        return self.request("POST", "lease", request)
+        lease_request = {"type": "Lease", "runner_id": self.runner_id, "wait_seconds": wait_seconds, **fields}
+        return self.request("POST", "lease", lease_request)
 
-    def held_leases(self, reply: Reply) -> list[HeldLease]:
+    def granted_leases(self, reply: Reply) -> list[HeldLease]:
         """Return the leases granted in a reply to a request for work.
 
         Raise `NotCheckable` if one is for a job that is not the kit's own. That lease was not acknowledged, so its job
         returns to the queue.
         """
         expect(reply, 200, "", "a request for work")
-        leases = [HeldLease(decode(granted, LeaseGranted), self) for granted in reply.body.get("leases", [])]
-        for lease in leases:
+        granted_leases = [HeldLease(decode(granted, LeaseGranted), self) for granted in reply.body.get("leases", [])]
+        for lease in granted_leases:
             if self.spec(lease.granted).name != JOB_NAME:
                 raise NotCheckable(
                     f"the server granted job {lease.granted.job_id!r}, which is not the kit's; it was not acknowledged "
                     "and goes back to the queue: use tokens of a tenant that has no other work"
                 )
-        return leases
+        return granted_leases
 
     def spec(self, granted: LeaseGranted) -> JobSpec:
         """Return the job specification from the grant, or read it from `job_spec_ref`."""

@@ -74,10 +74,10 @@ class ServerChecks:
         elif spec is not None:
             raise NotCheckable("it needs a job of its own: give --store")
         # A job that was just enqueued may not be visible at once.
-        leases = runner.held_leases(runner.lease(WAIT_SECONDS if self._job_source is not None else 0.0))
-        if not leases:
+        granted_leases = runner.granted_leases(runner.lease(WAIT_SECONDS if self._job_source is not None else 0.0))
+        if not granted_leases:
             raise NotCheckable(f"there is no work: give --store, or enqueue two jobs with the payload {SPEC}")
-        return leases[0]
+        return granted_leases[0]
 
     def _require_shared_lease(self) -> HeldLease:
         """Return the lease that several checks use in turn.
@@ -96,8 +96,8 @@ class ServerChecks:
             self._client.request("POST", "register", {"token": self._tokens[0]}), 200, "", "the first time"
         )
         self._runners.append(ScriptedRunner(self._client, decode(first_reply.body, wire.Registered)))
-        repeated = self._client.request("POST", "register", {"token": self._tokens[0]})
-        expect(repeated, 401, "bad_credential", "the same token again")
+        repeat = self._client.request("POST", "register", {"token": self._tokens[0]})
+        expect(repeat, 401, "bad_credential", "the same token again")
         invented_reply = self._client.request("POST", "register", {"token": "no token"})
         expect(invented_reply, 401, "bad_credential", "an invented token")
         for token in self._tokens[1:]:
@@ -105,27 +105,33 @@ class ServerChecks:
                 self._client.request("POST", "register", {"token": token}), 200, "", "another token"
             )
             self._runners.append(ScriptedRunner(self._client, decode(registered_reply.body, wire.Registered)))
-        return f"runner {self._runner().runner_id!r} registered once; the same token again was answered with {repeated}"
+        return f"runner {self._runner().runner_id!r} registered once; the same token again was answered with {repeat}"
 
     def credential_needed(self) -> str:
         """Check that requests without a credential, or with a token for another use, are refused."""
-        lease = {"type": "Lease", "runner_id": self._runner().runner_id}
-        for name in ("lease", "messages", "batch", "renew", "log"):
+        lease_request = {"type": "Lease", "runner_id": self._runner().runner_id}
+        for route_name in ("lease", "messages", "batch", "renew", "log"):
             for credential in ("", "invented", self._tokens[0]):
-                reply = self._client.request("POST", name, lease, credential, Delta_Lease="x", Delta_Offset="0")
-                kind = {"": "no credential", "invented": "an invented one"}.get(credential, "a registration token")
-                expect(reply, 401, "bad_credential", f"{name} with {kind}")
+                reply = self._client.request(
+                    "POST", route_name, lease_request, credential, Delta_Lease="x", Delta_Offset="0"
+                )
+                credential_kind = {"": "no credential", "invented": "an invented one"}.get(
+                    credential, "a registration token"
+                )
+                expect(reply, 401, "bad_credential", f"{route_name} with {credential_kind}")
         return "five addresses, each with none, an invented and a wrong kind of credential: always 401 bad_credential"
 
     def renew_credential(self) -> str:
         """Check that a valid credential can be renewed."""
         runner = self._runner()
         reply = expect(runner.request("POST", "renew"), 200, "")
-        renewed = ScriptedRunner(self._client, decode(reply.body, wire.Registered))
-        if renewed.runner_id != runner.runner_id:
-            raise CheckFailed(f"expected the same runner_id {runner.runner_id!r}, the answer was {renewed.runner_id!r}")
-        expect(renewed.request("POST", "renew"), 200, "", "a request with the new one")
-        return f"a new one is valid for {renewed.expires_at - time.monotonic():.0f} s"
+        renewed_runner = ScriptedRunner(self._client, decode(reply.body, wire.Registered))
+        if renewed_runner.runner_id != runner.runner_id:
+            raise CheckFailed(
+                f"expected the same runner_id {runner.runner_id!r}, the answer was {renewed_runner.runner_id!r}"
+            )
+        expect(renewed_runner.request("POST", "renew"), 200, "", "a request with the new one")
+        return f"a new one is valid for {renewed_runner.expires_at - time.monotonic():.0f} s"
 
     def own_runner_id(self) -> str:
         """Check that a runner cannot send another runner's id."""
@@ -134,9 +140,9 @@ class ServerChecks:
 
     def unknown_paths(self) -> str:
         """Check that an unknown path and an unsupported method are refused with their error codes."""
-        unknown_path = expect(self._runner().request("GET", "nothing-here"), 404, "not_found", "an unknown path")
-        wrong_method = expect(self._runner().request("GET", "lease"), 405, "wrong_method", "GET on lease")
-        return f"{unknown_path} and {wrong_method}"
+        unknown_path_reply = expect(self._runner().request("GET", "nothing-here"), 404, "not_found", "an unknown path")
+        wrong_method_reply = expect(self._runner().request("GET", "lease"), 405, "wrong_method", "GET on lease")
+        return f"{unknown_path_reply} and {wrong_method_reply}"
 
     def invalid_messages(self) -> str:
         """Check that invalid messages are refused with a stable error code."""
@@ -152,7 +158,7 @@ class ServerChecks:
             ("an unknown type", {**valid_message, "type": "Hello"}, 422, "bad_message"),
             (
                 "a missing field",
-                {key: value for key, value in valid_message.items() if key != "ts"},
+                {field_name: field_value for field_name, field_value in valid_message.items() if field_name != "ts"},
                 422,
                 "bad_message",
             ),
@@ -190,22 +196,22 @@ class ServerChecks:
 
     def long_poll(self) -> str:
         """Check that a request for work waits up to `wait_seconds` when there is no work."""
-        started = time.monotonic()
-        leases = self._runner().held_leases(self._runner().lease(1.0))
-        elapsed = time.monotonic() - started
-        if leases:
-            self._unused_leases += leases
+        started_at = time.monotonic()
+        granted_leases = self._runner().granted_leases(self._runner().lease(1.0))
+        elapsed_seconds = time.monotonic() - started_at
+        if granted_leases:
+            self._unused_leases += granted_leases
             raise NotCheckable("there was work at once")
-        if elapsed < 0.9:
-            raise CheckFailed(f"expected an empty answer after 1 s, it came after {elapsed:.2f} s")
-        return f"no work: an empty answer after {elapsed:.2f} s"
+        if elapsed_seconds < 0.9:
+            raise CheckFailed(f"expected an empty answer after 1 s, it came after {elapsed_seconds:.2f} s")
+        return f"no work: an empty answer after {elapsed_seconds:.2f} s"
 
     # -- under a lease
 
     def granted(self) -> str:
         """Check that a grant has a job, a usable heartbeat interval, and a lease id that cannot be guessed."""
-        self._shared_lease = lease = self._take()
-        granted = lease.granted
+        self._shared_lease = granted_lease = self._take()
+        granted = granted_lease.granted
         if (granted.job_spec is None) == (granted.job_spec_ref is None):
             raise CheckFailed("expected either job_spec or job_spec_ref")
         if len(granted.lease_id) < MIN_SECRET_CHARS:
@@ -219,83 +225,89 @@ class ServerChecks:
 
     def ack_activates(self) -> str:
         """Check that AckLease renews the lease, and that repeating it is no error."""
-        lease = self._require_shared_lease()
+        granted_lease = self._require_shared_lease()
         for subject in ("AckLease", "AckLease again"):
-            answer = decode(expect(lease.send("AckLease"), 200, "HeartbeatAck", subject).body, wire.HeartbeatAck)
+            answer = decode(
+                expect(granted_lease.send("AckLease"), 200, "HeartbeatAck", subject).body, wire.HeartbeatAck
+            )
             if not answer.extend_lease or answer.cancel_requested:
                 raise CheckFailed(f"{subject}: expected extend_lease=true and no cancel, the answer was {answer}")
         return "AckLease, and the same again: 200 HeartbeatAck with extend_lease=true"
 
     def heartbeat_renews(self) -> str:
         """Check that every heartbeat renews the lease, also beyond its first TTL if the patience allows."""
-        lease = self._require_shared_lease()
-        ttl = lease.granted.lease_ttl_seconds
-        started = time.monotonic()
-        deadline = started + (1.3 * ttl if 1.3 * ttl <= self._patience else SLACK_SECONDS)
+        granted_lease = self._require_shared_lease()
+        ttl = granted_lease.granted.lease_ttl_seconds
+        started_at = time.monotonic()
+        deadline = started_at + (1.3 * ttl if 1.3 * ttl <= self._patience else SLACK_SECONDS)
         while True:
-            answer = decode(expect(lease.send("Heartbeat"), 200, "HeartbeatAck").body, wire.HeartbeatAck)
+            answer = decode(expect(granted_lease.send("Heartbeat"), 200, "HeartbeatAck").body, wire.HeartbeatAck)
             if not answer.extend_lease or abs(answer.new_lease_ttl_seconds - ttl) > SLACK_SECONDS:
                 raise CheckFailed(f"expected a renewal for {ttl} s, the answer was {answer.new_lease_ttl_seconds} s")
             if time.monotonic() >= deadline:
                 break
-            time.sleep(min(lease.granted.heartbeat_interval_seconds, max(0.0, deadline - time.monotonic())))
+            time.sleep(min(granted_lease.granted.heartbeat_interval_seconds, max(0.0, deadline - time.monotonic())))
         return (
-            f"{time.monotonic() - started:.1f} s after it was granted for {ttl} s, a heartbeat renewed it for {ttl} s"
+            f"{time.monotonic() - started_at:.1f} s after it was granted for {ttl} s, "
+            f"a heartbeat renewed it for {ttl} s"
         )
 
     def other_runner(self) -> str:
         """Check that another runner cannot send messages under a lease."""
-        lease = self._require_shared_lease()
+        granted_lease = self._require_shared_lease()
         if len(self._runners) < 2:
             raise NotCheckable("it needs a second runner: give a second --token")
         other_runner = self._runners[1]
         for message_type in ("Heartbeat", "Complete"):
             expect(
-                lease.send(message_type, other_runner), 403, "wrong_runner", f"{message_type} with another's credential"
+                granted_lease.send(message_type, other_runner),
+                403,
+                "wrong_runner",
+                f"{message_type} with another's credential",
             )
             expect(
-                lease.send(message_type, other_runner, runner_id=other_runner.runner_id),
+                granted_lease.send(message_type, other_runner, runner_id=other_runner.runner_id),
                 409,
                 "UNKNOWN_LEASE",
                 f"{message_type} as another runner",
             )
-        expect(lease.log(0, b"x", other_runner), 409, "UNKNOWN_LEASE", "a part of the log from another runner")
-        expect(lease.send("Heartbeat"), 200, "HeartbeatAck", "its own heartbeat after that")
+        expect(granted_lease.log(0, b"x", other_runner), 409, "UNKNOWN_LEASE", "a part of the log from another runner")
+        expect(granted_lease.send("Heartbeat"), 200, "HeartbeatAck", "its own heartbeat after that")
         return "another runner with this lease_id: 403 wrong_runner, or 409 UNKNOWN_LEASE in its own name"
 
     def batch(self) -> str:
         """Check that every message of a batch gets its own answer, in the same order."""
-        lease = self._require_shared_lease()
+        granted_lease = self._require_shared_lease()
         messages = [
-            lease.message("Heartbeat"),
+            granted_lease.message("Heartbeat"),
             {"type": "Hello"},
-            lease.message("Heartbeat", lease_id="invented"),
-            lease.message("Heartbeat"),
+            granted_lease.message("Heartbeat", lease_id="invented"),
+            granted_lease.message("Heartbeat"),
         ]
         reply = expect(self._runner().request("POST", "batch", messages), 200, "")
         codes = [Reply(200, answer).code for answer in reply.body] if isinstance(reply.body, list) else [reply.code]
-        expected = ["HeartbeatAck", "bad_message", "UNKNOWN_LEASE", "HeartbeatAck"]
-        if codes != expected:
-            raise CheckFailed(f"expected {expected}, the answers were {codes}")
+        expected_codes = ["HeartbeatAck", "bad_message", "UNKNOWN_LEASE", "HeartbeatAck"]
+        if codes != expected_codes:
+            raise CheckFailed(f"expected {expected_codes}, the answers were {codes}")
         return f"good, bad, unknown, good: {', '.join(codes)}"
 
     def log_offsets(self) -> str:
         """Check that repeated bytes of a log are stored once and that a gap is refused."""
-        lease = self._require_shared_lease()
-        for subject, offset, data, size in (
+        granted_lease = self._require_shared_lease()
+        for subject, sent_offset, chunk, expected_size in (
             ("the first part", 0, b"0123456789", 10),
             ("the same part again", 0, b"0123456789", 10),
             ("a part that overlaps", 5, b"56789abcde", 15),
         ):
-            reply = expect(lease.log(offset, data), 200, "", subject)
-            if reply.body != {"size": size}:
-                raise CheckFailed(f"{subject}: expected a size of {size}, the answer was {reply.body}")
-        gap = expect(lease.log(20, b"x"), 409, "log_gap", "a part after a gap")
-        expect(lease.log("x", b"x"), 400, "bad_request", "an offset that is not a number")
-        size_reply = expect(self._runner().request("GET", "log", Delta_Lease=lease.granted.lease_id), 200, "")
+            reply = expect(granted_lease.log(sent_offset, chunk), 200, "", subject)
+            if reply.body != {"size": expected_size}:
+                raise CheckFailed(f"{subject}: expected a size of {expected_size}, the answer was {reply.body}")
+        gap_reply = expect(granted_lease.log(20, b"x"), 409, "log_gap", "a part after a gap")
+        expect(granted_lease.log("x", b"x"), 400, "bad_request", "an offset that is not a number")
+        size_reply = expect(self._runner().request("GET", "log", Delta_Lease=granted_lease.granted.lease_id), 200, "")
         if size_reply.body != {"size": 15}:
             raise CheckFailed(f"expected a size of 15 after all this, it is {size_reply.body}")
-        return f"a repeat and an overlap count once, a gap is refused with {gap}"
+        return f"a repeat and an overlap count once, a gap is refused with {gap_reply}"
 
     def unrequested_cancel_ack(self) -> str:
         """Check that CancelAck without a cancel request is refused."""
@@ -304,17 +316,17 @@ class ServerChecks:
 
     def complete_once(self) -> str:
         """Check that the first result is final: an equal repeat is accepted, a different result is refused."""
-        lease = self._require_shared_lease()
+        granted_lease = self._require_shared_lease()
         self._shared_lease = None
         for subject in ("Complete", "the same again"):
-            answer = decode(expect(lease.send("Complete"), 200, "CompleteAck", subject).body, wire.CompleteAck)
+            answer = decode(expect(granted_lease.send("Complete"), 200, "CompleteAck", subject).body, wire.CompleteAck)
             if not answer.accepted:
                 raise CheckFailed(f"{subject}: expected accepted=true, the answer was {answer.reason!r}")
-        self._completed_lease = lease
-        second_result = lease.send("Complete", status="FAILED", exit_code=1)
-        if second_result.status == 200 and second_result.body.get("accepted"):
+        self._completed_lease = granted_lease
+        second_reply = granted_lease.send("Complete", status="FAILED", exit_code=1)
+        if second_reply.status == 200 and second_reply.body.get("accepted"):
             raise CheckFailed("another result after the accepted one: expected a refusal, it was accepted")
-        return f"CompleteAck for the result and for its repeat; another result: {second_result}"
+        return f"CompleteAck for the result and for its repeat; another result: {second_reply}"
 
     def stale_after_end(self) -> str:
         """Check that messages under a completed lease are answered with StaleLease."""
@@ -327,16 +339,16 @@ class ServerChecks:
 
     def expires(self) -> str:
         """Check that a lease expires without heartbeats."""
-        lease = self._take()
-        expect(lease.send("AckLease"), 200, "HeartbeatAck", "AckLease")
-        ttl = lease.granted.lease_ttl_seconds
+        granted_lease = self._take()
+        expect(granted_lease.send("AckLease"), 200, "HeartbeatAck", "AckLease")
+        ttl = granted_lease.granted.lease_ttl_seconds
         if ttl + SLACK_SECONDS > self._patience:
-            expect(lease.send("Complete"), 200, "CompleteAck")
+            expect(granted_lease.send("Complete"), 200, "CompleteAck")
             raise NotCheckable(f"a lease lasts {ttl} s, longer than --patience {self._patience:.0f}")
         time.sleep(ttl + SLACK_SECONDS)
-        self._expired_lease = lease
+        self._expired_lease = granted_lease
         for message_type in ("Heartbeat", "Complete"):
-            reply = lease.send(message_type)
+            reply = granted_lease.send(message_type)
             if reply.status != 409 or reply.code not in ("LEASE_EXPIRED", "LEASE_REPLACED"):
                 raise CheckFailed(
                     f"{message_type} after {ttl} s of silence: expected 409 LEASE_EXPIRED, the answer was {reply}"
@@ -345,43 +357,47 @@ class ServerChecks:
 
     def leased_again(self) -> str:
         """Check that a job whose lease expired is granted again with a new lease, and the old one is stale."""
-        expired = self._expired_lease
-        if expired is None:
+        expired_lease = self._expired_lease
+        if expired_lease is None:
             raise NotCheckable("no lease expired (see expires)")
         runner = self._runner()
-        deadline = time.monotonic() + WAIT_SECONDS + expired.granted.lease_ttl_seconds
-        leases: list[HeldLease] = []
-        while not leases and time.monotonic() < deadline:
-            granted = runner.held_leases(runner.lease(WAIT_SECONDS))
-            leases = [lease for lease in granted if lease.granted.job_id == expired.granted.job_id]
-        if not leases:
-            raise CheckFailed(f"expected job {expired.granted.job_id!r} to be granted again, it was not")
-        if leases[0].granted.lease_id == expired.granted.lease_id:
+        deadline = time.monotonic() + WAIT_SECONDS + expired_lease.granted.lease_ttl_seconds
+        matching_leases: list[HeldLease] = []
+        while not matching_leases and time.monotonic() < deadline:
+            new_leases = runner.granted_leases(runner.lease(WAIT_SECONDS))
+            matching_leases = [
+                new_lease for new_lease in new_leases if new_lease.granted.job_id == expired_lease.granted.job_id
+            ]
+        if not matching_leases:
+            raise CheckFailed(f"expected job {expired_lease.granted.job_id!r} to be granted again, it was not")
+        if matching_leases[0].granted.lease_id == expired_lease.granted.lease_id:
             raise CheckFailed("expected a new lease_id, it is the old one")
-        late_reply = expired.send("Complete")
+        late_reply = expired_lease.send("Complete")
         expect(late_reply, 409, late_reply.code, "Complete under the expired lease")
         decode(late_reply.body, wire.StaleLease)
-        expect(leases[0].send("AckLease"), 200, "HeartbeatAck", "AckLease of the new lease")
-        expect(leases[0].send("Complete"), 200, "CompleteAck", "Complete under the new lease")
+        expect(matching_leases[0].send("AckLease"), 200, "HeartbeatAck", "AckLease of the new lease")
+        expect(matching_leases[0].send("Complete"), 200, "CompleteAck", "Complete under the new lease")
         return f"the job came again under another lease_id; Complete under the old one: {late_reply}"
 
     def cancel(self) -> str:
         """Check that the answer to a heartbeat has the cancel request, and that CancelAck ends the attempt."""
         if self._job_source is None:
             raise NotCheckable("the kit cannot request a cancel: give --store")
-        lease = self._take()
-        expect(lease.send("AckLease"), 200, "HeartbeatAck", "AckLease")
-        self._job_source.cancel(lease.granted.job_id)
+        granted_lease = self._take()
+        expect(granted_lease.send("AckLease"), 200, "HeartbeatAck", "AckLease")
+        self._job_source.cancel(granted_lease.granted.job_id)
         deadline = time.monotonic() + WAIT_SECONDS
         while True:
-            answer = decode(expect(lease.send("Heartbeat"), 200, "HeartbeatAck").body, wire.HeartbeatAck)
+            answer = decode(expect(granted_lease.send("Heartbeat"), 200, "HeartbeatAck").body, wire.HeartbeatAck)
             if answer.cancel_requested or time.monotonic() >= deadline:
                 break
             time.sleep(0.1)
         if not answer.cancel_requested or not answer.cancel_deadline_seconds:
             raise CheckFailed(f"expected cancel_requested with a deadline, the answer was {answer}")
-        decode(expect(lease.send("CancelAck"), 200, "CancelAcked", "CancelAck").body, wire.CancelAcked)
-        if (late_reply := lease.send("Complete")).status == 200 and late_reply.body.get("accepted") is not False:
+        decode(expect(granted_lease.send("CancelAck"), 200, "CancelAcked", "CancelAck").body, wire.CancelAcked)
+        if (late_reply := granted_lease.send("Complete")).status == 200 and late_reply.body.get(
+            "accepted"
+        ) is not False:
             raise CheckFailed(
                 f"Complete after CancelAck: expected that it is not accepted, the answer was {late_reply}"
             )
@@ -389,15 +405,15 @@ class ServerChecks:
 
     def large_spec(self) -> str:
         """Check that a large job specification can be read from `job_spec_ref`."""
-        lease = self._take(LARGE_SPEC)
-        ref = lease.granted.job_spec_ref
+        granted_lease = self._take(LARGE_SPEC)
+        ref = granted_lease.granted.job_spec_ref
         if ref is None:
             raise NotCheckable("the server embeds specifications of this size")
-        spec = lease.runner.spec(lease.granted)
+        spec = granted_lease.runner.spec(granted_lease.granted)
         if spec.steps != LARGE_SPEC["steps"]:
             raise CheckFailed("expected the specification that was enqueued, it is another one")
-        expect(lease.send("AckLease"), 200, "HeartbeatAck", "AckLease")
-        expect(lease.send("Complete"), 200, "CompleteAck", "Complete")
+        expect(granted_lease.send("AckLease"), 200, "HeartbeatAck", "AckLease")
+        expect(granted_lease.send("Complete"), 200, "CompleteAck", "Complete")
         return f"{len(str(spec.steps))} characters were read under the lease"
 
     def credential_expires(self) -> str:
@@ -413,15 +429,15 @@ class ServerChecks:
 
     def finish(self) -> None:
         """Accept and complete every job whose lease the kit still holds."""
-        for lease in (*self._unused_leases, *([self._shared_lease] if self._shared_lease else [])):
+        for granted_lease in (*self._unused_leases, *([self._shared_lease] if self._shared_lease else [])):
             with suppress(Unreachable):
-                lease.send("AckLease")
-                lease.send("Complete")
+                granted_lease.send("AckLease")
+                granted_lease.send("Complete")
 
     @staticmethod
-    def _expect_stale(lease: HeldLease, message_type: str, reason: str) -> None:
+    def _expect_stale(granted_lease: HeldLease, message_type: str, reason: str) -> None:
         """Send a message under this lease. Raise `CheckFailed` if the answer is not StaleLease with this reason."""
-        body = expect(lease.send(message_type), 409, reason, message_type).body
+        body = expect(granted_lease.send(message_type), 409, reason, message_type).body
         decode(body, wire.StaleLease)
         if message_type == "Heartbeat" and (body.get("extend_lease") is not False or body.get("stale") is not True):
             raise CheckFailed(f"Heartbeat: expected extend_lease=false and stale=true beside {reason}")
@@ -493,11 +509,11 @@ SERVER_CHECKS: Final = (
 
 def _with_dependencies(only_ids: Collection[str]) -> set[str]:
     """Return these ids and the ids of all items that must be checked before them; all ids if none is given."""
-    ids = set(only_ids) or {check.id for check in SERVER_CHECKS}
+    required_ids = set(only_ids) or {check.id for check in SERVER_CHECKS}
     for check in reversed(SERVER_CHECKS):
-        if check.id in ids:
-            ids.update(check.needs)
-    return ids
+        if check.id in required_ids:
+            required_ids.update(check.needs)
+    return required_ids
 
 
 def check_server(

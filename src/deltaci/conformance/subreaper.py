@@ -32,16 +32,18 @@ def become_subreaper() -> None:
 
 def descendants() -> list[int]:
     """Return the pids of all descendants, without zombies; empty if there is no /proc."""
-    parents: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    parent_pids: dict[int, int] = {}
+    for stat_path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            state, parent = path.read_bytes().rpartition(b")")[2].split()[:2]
+            state, parent_pid = stat_path.read_bytes().rpartition(b")")[2].split()[:2]
             if state not in (b"Z", b"X"):
-                parents[int(path.parent.name)] = int(parent)
-    family = {os.getpid()}
-    while children := {pid for pid, parent in parents.items() if parent in family and pid not in family}:
-        family |= children
-    return sorted(family - {os.getpid()})
+                parent_pids[int(stat_path.parent.name)] = int(parent_pid)
+    family_pids = {os.getpid()}
+    while child_pids := {
+        pid for pid, parent_pid in parent_pids.items() if parent_pid in family_pids and pid not in family_pids
+    }:
+        family_pids |= child_pids
+    return sorted(family_pids - {os.getpid()})
 
 
 def send(pids: list[int], signal_number: signal.Signals) -> None:
@@ -56,7 +58,7 @@ class Subreaper:
 
     def __init__(self, command: list[str]) -> None:
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-        self._runner = self._process.pid
+        self._runner_pid = self._process.pid
         self.exit_code: int | None = None
 
     def reap(self) -> bool:
@@ -66,7 +68,7 @@ class Subreaper:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     return True
-                if pid == self._runner:
+                if pid == self._runner_pid:
                     self.exit_code = os.waitstatus_to_exitcode(status)
         except ChildProcessError:
             return False
@@ -74,13 +76,13 @@ class Subreaper:
     def end(self) -> None:
         """Terminate the runner, then kill it and its descendants until none is left."""
         if self.exit_code is None:
-            send([self._runner], signal.SIGTERM)
+            send([self._runner_pid], signal.SIGTERM)
         deadline = time.monotonic() + TERM_SECONDS
         while self.reap() and self.exit_code is None and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         deadline = time.monotonic() + KILL_SECONDS
         while self.reap() and time.monotonic() < deadline:
-            remaining_pids = descendants() or ([self._runner] if self.exit_code is None else [])
+            remaining_pids = descendants() or ([self._runner_pid] if self.exit_code is None else [])
             send(remaining_pids, signal.SIGSTOP)  # So that none forks between the first kill and the last.
             send(remaining_pids, signal.SIGKILL)
             time.sleep(POLL_SECONDS)

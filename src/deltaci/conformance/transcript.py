@@ -67,10 +67,10 @@ class Transcript(msgspec.Struct, kw_only=True):
 
     def is_running(self, job: str, until: Entry) -> bool:
         """Return whether a process of the job was running when the entry `until` was recorded."""
-        is_running = False
+        was_running = False
         for entry in self.entries:
             if entry is until:
                 break
             if entry.job == job and entry.kind in ("job", "nobody"):
-                is_running = entry.kind == "job"
-        return is_running
+                was_running = entry.kind == "job"
+        return was_running
