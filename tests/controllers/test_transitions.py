@@ -167,7 +167,7 @@ async def test_where_events_were_dropped_a_new_file_begins(tmp_path: Path, caplo
 
     assert (tmp_path / "transitions-until-70.jsonl").read_bytes() == old
     assert (tmp_path / FILE).read_bytes() == whole(await log_of(store))
-    assert checked(tmp_path / FILE).lines > 10
+    assert checked(tmp_path / FILE).event_count > 10
     assert "begins behind seq 100" in caplog.text
 
 
@@ -240,7 +240,7 @@ async def test_two_servers_on_one_database_write_the_same_each_for_itself(tmp_pa
         await store.close()
         assert (folder / FILE).read_bytes() == expected
         assert (
-            checked(folder / FILE).lines == 15 * 2 * 5
+            checked(folder / FILE).event_count == 15 * 2 * 5
         )  # Of each run: ready, cancelled; queued, cancelled; cancelled.
 
 
@@ -278,7 +278,7 @@ async def _ended(url: str, folder: Path) -> int:
     expected = whole(await log_of(store))
     await store.close()
     assert (folder / FILE).read_bytes() == expected
-    return checked(folder / FILE).lines
+    return checked(folder / FILE).event_count
 
 
 @within(120)
@@ -296,7 +296,7 @@ async def test_a_hundred_thousand_events_are_written_in_a_few_seconds(
         seconds = time.monotonic() - begun
 
     record_property("figure", f"transitions.jsonl: {len(events) / seconds:,.0f} events a second, from the beginning")
-    assert checked(tmp_path / FILE).lines > 30_000
+    assert checked(tmp_path / FILE).event_count > 30_000
     assert seconds < 60
 
 

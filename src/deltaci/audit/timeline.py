@@ -82,25 +82,25 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 def timeline(run: Run, jobs: Sequence[Job], attempts: Iterable[Attempt], events: Iterable[Event]) -> Timeline:
     """Return the phases of all jobs of a run, in the order of the plan. Takes time linear in the number of events."""
-    reports = {attempt.id: attempt.report for attempt in attempts}
+    report_by_attempt = {attempt.id: attempt.report for attempt in attempts}
     phases_by_job: dict[str, list[Phase]] = {job.id: [] for job in jobs}
-    recorders: dict[str, _PhaseRecorder] = {}
-    until = run.created_at
+    recorder_by_id: dict[str, _PhaseRecorder] = {}
+    last_event_at = run.created_at
     for event in events:
-        until = max(until, event.at)
+        last_event_at = max(last_event_at, event.at)
         if event.entity not in _PHASES_BY_ENTITY:
             continue
-        recorder = recorders.get(event.entity_id)
+        recorder = recorder_by_id.get(event.entity_id)
         if recorder is None:
-            recorder = recorders[event.entity_id] = _PhaseRecorder(event)
+            recorder = recorder_by_id[event.entity_id] = _PhaseRecorder(event)
         recorder.record(event)
-    for id, recorder in recorders.items():
+    for record_id, recorder in recorder_by_id.items():
         if recorder.job_id in phases_by_job:
-            phases_by_job[recorder.job_id] += _refine(recorder.phases(), reports.get(id))
+            phases_by_job[recorder.job_id] += _refine(recorder.phases(), report_by_attempt.get(record_id))
     job_times = tuple(JobTimes(job.spec.name, tuple(sorted(phases_by_job[job.id], key=_phase_start))) for job in jobs)
     return Timeline(
         start=run.created_at,
-        until=until,
+        until=last_event_at,
         is_over=core_run.is_over(run) and all(phase.end is not None for job in job_times for phase in job.phases),
         jobs=job_times,
         critical=_critical_path(jobs, phases_by_job),
@@ -114,22 +114,22 @@ def _phase_start(phase: Phase) -> int:
 class _PhaseRecorder:
     """Collects the phases of one job or attempt from its events, in the order of the log."""
 
-    def __init__(self, first: Event) -> None:
-        is_attempt = first.entity == ATTEMPT
-        self.job_id = str(first.metadata.get("job_id", "")) if is_attempt else first.entity_id
-        self._attempt_index = int(first.metadata.get("index", 0)) if is_attempt else 0
+    def __init__(self, first_event: Event) -> None:
+        is_attempt = first_event.entity == ATTEMPT
+        self.job_id = str(first_event.metadata.get("job_id", "")) if is_attempt else first_event.entity_id
+        self._attempt_index = int(first_event.metadata.get("index", 0)) if is_attempt else 0
         self._ended_phases: list[Phase] = []
         self._phase_name = ""
         self._phase_started_at = 0
 
     def record(self, event: Event) -> None:
         """Begin a new phase if the event's state has another phase than the last one. Most events do not."""
-        name = _PHASES_BY_ENTITY[event.entity].get(event.to, "")
-        if name == self._phase_name:
+        phase_name = _PHASES_BY_ENTITY[event.entity].get(event.to, "")
+        if phase_name == self._phase_name:
             return
         if self._phase_name and event.at > self._phase_started_at:
             self._ended_phases.append(Phase(self._phase_name, self._attempt_index, self._phase_started_at, event.at))
-        self._phase_name, self._phase_started_at = name, event.at
+        self._phase_name, self._phase_started_at = phase_name, event.at
 
     def phases(self) -> list[Phase]:
         """Return the phases recorded so far. The last one may still last, with no end."""
@@ -148,37 +148,45 @@ def _refine(phases: list[Phase], report: Any) -> list[Phase]:
     first_index = len(phases)
     while first_index and phases[first_index - 1].name in _EXECUTION:
         first_index -= 1
-    execution = phases[first_index:]
-    if not execution or execution[-1].end is None:
+    execution_phases = phases[first_index:]
+    if not execution_phases or execution_phases[-1].end is None:
         return phases
-    start, end, index = execution[0].start, execution[-1].end, execution[0].attempt
+    start, end, index = execution_phases[0].start, execution_phases[-1].end, execution_phases[0].attempt
     timings = report.get("timings") if isinstance(report, dict) else None
-    started, finished = (_reported_time(timings, name) for name in ("started_at", "finished_at"))
-    if started is None or finished is None or not start <= started <= finished <= end:
+    reported_start, reported_end = (_reported_time(timings, phase_name) for phase_name in ("started_at", "finished_at"))
+    if reported_start is None or reported_end is None or not start <= reported_start <= reported_end <= end:
         return phases
-    bounds = ((STARTING, start, started), (RUNNING, started, finished), (UPLOADING, finished, end))
+    bounds = (
+        (STARTING, start, reported_start),
+        (RUNNING, reported_start, reported_end),
+        (UPLOADING, reported_end, end),
+    )
     return [
         *phases[:first_index],
-        *(Phase(name, index, begin, finish) for name, begin, finish in bounds if finish > begin),
+        *(
+            Phase(phase_name, index, phase_start, phase_end)
+            for phase_name, phase_start, phase_end in bounds
+            if phase_end > phase_start
+        ),
     ]
 
 
-def _reported_time(timings: Any, name: str) -> int | None:
+def _reported_time(timings: Any, time_field: str) -> int | None:
     try:
-        return from_datetime(msgspec.convert(timings[name], datetime)) if isinstance(timings, dict) else None
+        return from_datetime(msgspec.convert(timings[time_field], datetime)) if isinstance(timings, dict) else None
     except (KeyError, TypeError, msgspec.ValidationError, OverflowError):
         return None
 
 
 def _critical_path(jobs: Sequence[Job], phases: dict[str, list[Phase]]) -> tuple[str, ...]:
     """Return the names of the jobs on the critical path, in order of time; empty unless all jobs have ended."""
-    executed_jobs = {job.id: job for job in jobs if job.completed_at and phases[job.id]}
-    if not executed_jobs or not all(job.completed_at for job in jobs):
+    executed_job_by_id = {job.id: job for job in jobs if job.completed_at and phases[job.id]}
+    if not executed_job_by_id or not all(job.completed_at for job in jobs):
         return ()
-    path_job: Job | None = max(executed_jobs.values(), key=lambda job: job.completed_at)
-    path: list[str] = []
+    path_job: Job | None = max(executed_job_by_id.values(), key=lambda job: job.completed_at)
+    names_backwards: list[str] = []
     while path_job is not None:
-        path.append(path_job.spec.name)
-        predecessors = [executed_jobs[id] for id in (*path_job.needs, *path_job.after) if id in executed_jobs]
+        names_backwards.append(path_job.spec.name)
+        predecessors = [executed_job_by_id[id] for id in (*path_job.needs, *path_job.after) if id in executed_job_by_id]
         path_job = max(predecessors, key=lambda job: job.completed_at, default=None)
-    return tuple(reversed(path))
+    return tuple(reversed(names_backwards))

@@ -84,10 +84,10 @@ async def test_what_is_over_is_preserved_however_it_ended(
     assert (told["state"], told["run_state"]) == (state, run_state)
     assert (told["spec"], told["problem"], told["worktree"]) == (SPEC, "a problem", stream().place)
     assert read(at, "metrics.json")["state"] == state
-    assert checked(at / "transitions.jsonl").entities >= 2
+    assert checked(at / "transitions.jsonl").entity_count >= 2
     report = verify((at / "events.jsonl").read_bytes().splitlines(keepends=True), "canonical")
     assert report.is_legal, report.violations[0]
-    assert report.lines == sum(json.loads(each)["run_id"] == ID for each in lab.canonical())
+    assert report.event_count == sum(json.loads(each)["run_id"] == ID for each in lab.canonical())
     assert not files.place(tmp_path, ID).exists()
 
 

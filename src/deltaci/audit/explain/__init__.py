@@ -42,14 +42,14 @@ def explain_run(
 ) -> Explanation:
     """Return the explanation of a run's state: why it waits, how it ended, what happened."""
     context = ExplainContext(run, jobs, attempts, events, tenant)
-    clauses = waits.run_waits(context, run)
+    wait_clauses = waits.run_waits(context, run)
     return Explanation(
         id=run.id,
         entity=RUN,
         state=run.state,
         status=run_status(run),
-        summary=_run_summary(context, run, clauses),
-        waiting=tuple(clause.to_reason(subject) for subject, clause in clauses),
+        summary=_run_summary(context, run, wait_clauses),
+        waiting=tuple(wait_clause.to_reason(subject) for subject, wait_clause in wait_clauses),
         history=history.run_history(context),
     )
 
@@ -65,11 +65,11 @@ def explain_job(
     """Return the explanation of a job's state. `jobs` and `attempts` are all those of its run."""
     context = ExplainContext(run, [*jobs, job], attempts, events, tenant)
     subject = f"Job {one_line(job.spec.name)}"
-    clauses = waits.job_waits(context, job)
+    wait_clauses = waits.job_waits(context, job)
     if job.state in core_job.TERMINAL:
         summary = _sentence(subject, outcomes.job_outcome(context, job))
-    elif clauses:
-        summary = _sentence(subject, clauses[0])
+    elif wait_clauses:
+        summary = _sentence(subject, wait_clauses[0])
     else:
         summary = _sentence(subject, waits.root_clause(context, job))
     return Explanation(
@@ -78,7 +78,7 @@ def explain_job(
         state=job.state,
         status=step_status(job),
         summary=summary,
-        waiting=tuple(clause.to_reason(subject) for clause in clauses),
+        waiting=tuple(wait_clause.to_reason(subject) for wait_clause in wait_clauses),
         history=history.job_history(context, job),
     )
 
@@ -94,59 +94,63 @@ def explain_attempt(
     """Return the explanation of an attempt's state. An attempt of the plain queue has no run and no jobs."""
     context = ExplainContext(run, jobs, [*attempts, attempt], events, tenant)
     subject = capitalized(context.attempt_name(attempt))
-    clauses = waits.attempt_waits(context, attempt)
+    wait_clauses = waits.attempt_waits(context, attempt)
     if attempt.state in core_attempt.TERMINAL:
         summary = _sentence(subject, outcomes.attempt_outcome(context, attempt))
     else:
-        summary = _sentence(subject, clauses[0] if clauses else waits.running_clause(context, attempt))
+        summary = _sentence(subject, wait_clauses[0] if wait_clauses else waits.running_clause(context, attempt))
     return Explanation(
         id=attempt.id,
         entity=ATTEMPT,
         state=attempt.state,
         status=job_status(attempt),
         summary=summary,
-        waiting=tuple(clause.to_reason(subject) for clause in clauses),
+        waiting=tuple(wait_clause.to_reason(subject) for wait_clause in wait_clauses),
         history=history.attempt_history(context, attempt),
     )
 
 
 def format_lines(explanation: Explanation) -> list[str]:
     """Return the explanation as lines of text for a terminal: the summary, the waits and the history."""
-    lines, listed_reasons, title = [explanation.summary], explanation.waiting, "What it waits for:"
+    text_lines, listed_reasons, waits_title = [explanation.summary], explanation.waiting, "What it waits for:"
     if listed_reasons and listed_reasons[0].text.startswith(explanation.summary):
         # The first reason starts with the summary and adds advice, so it replaces the summary.
-        lines, listed_reasons, title = [listed_reasons[0].text], listed_reasons[1:], "What else it waits for:"
+        text_lines, listed_reasons, waits_title = (
+            [listed_reasons[0].text],
+            listed_reasons[1:],
+            "What else it waits for:",
+        )
     if listed_reasons:
-        lines += ["", title, *(f"- {reason.text}" for reason in listed_reasons)]
+        text_lines += ["", waits_title, *(f"- {history_reason.text}" for history_reason in listed_reasons)]
     if explanation.history:
-        lines += ["", "What happened:"]
-        lines += [
-            f"- {moment(reason.at)}: {reason.text}" if reason.at else f"- {reason.text}"
-            for reason in explanation.history
+        text_lines += ["", "What happened:"]
+        text_lines += [
+            f"- {moment(history_reason.at)}: {history_reason.text}" if history_reason.at else f"- {history_reason.text}"
+            for history_reason in explanation.history
         ]
-    return lines
+    return text_lines
 
 
 def _sentence(subject: str, clause: Clause) -> str:
     return f"{subject} {clause.text}."
 
 
-def _run_summary(context: ExplainContext, run: Run, clauses: Sequence[waits.SubjectClause]) -> str:
+def _run_summary(context: ExplainContext, run: Run, subject_clauses: Sequence[waits.SubjectClause]) -> str:
     run_subject = f"Run {one_line(run.id)}"
     if core_run.is_over(run):
         return _sentence(run_subject, outcomes.run_outcome(context, run))
-    if clauses and clauses[0][0] == run_subject:
-        return _sentence(*clauses[0])
+    if subject_clauses and subject_clauses[0][0] == run_subject:
+        return _sentence(*subject_clauses[0])
     jobs = context.jobs.values()
     ended_count = sum(1 for job in jobs if job.state in core_job.TERMINAL)
     running_count = sum(1 for job in jobs if waits.is_running(context, job))
     progress_text = f"{ended_count} of {count(len(jobs), 'job')} {'has' if ended_count == 1 else 'have'} ended"
     if run.state == core_run.CANCEL_REQUESTED:
         unfinished_count = len(jobs) - ended_count
-        cancellation = outcomes.run_canceled(context)
-        return f"{run_subject} was{cancellation}; {progress_text}, and {unfinished_count} must still stop."
-    if clauses and not running_count:
-        subject, clause = clauses[0]
+        cancellation_text = outcomes.run_canceled(context)
+        return f"{run_subject} was{cancellation_text}; {progress_text}, and {unfinished_count} must still stop."
+    if subject_clauses and not running_count:
+        subject, clause = subject_clauses[0]
         return f"{run_subject} waits ({progress_text}): {_sentence(_lowercased(subject), clause)}"
     verb = "is" if running_count == 1 else "are"
     return f"{run_subject} is running: {progress_text}, and {running_count} {verb} running."

@@ -42,12 +42,14 @@ def describe_failure(failure: Failure, exit_code: object = None) -> str:
     """Return what happened as a clause, such as `it ended with exit code 2`, followed by the failure's message."""
     code = one_line(failure.code)
     if failure.code == "EXIT":
-        text = f"it ended with exit code {exit_code}" if isinstance(exit_code, int) else "its exit code was not 0"
+        failure_text = (
+            f"it ended with exit code {exit_code}" if isinstance(exit_code, int) else "its exit code was not 0"
+        )
     else:
-        text = _CODE_TEXTS.get(failure.code, "it failed")
-        text += f" ({code})" if failure.code != "FAILED" else ""
-        text += f" with exit code {exit_code}" if isinstance(exit_code, int) and exit_code else ""
-    return text + colon_quote(failure.message)
+        failure_text = _CODE_TEXTS.get(failure.code, "it failed")
+        failure_text += f" ({code})" if failure.code != "FAILED" else ""
+        failure_text += f" with exit code {exit_code}" if isinstance(exit_code, int) and exit_code else ""
+    return failure_text + colon_quote(failure.message)
 
 
 def describe_classification(failure: Failure) -> str:
@@ -67,8 +69,8 @@ def why_not_retried(failure: Failure, index: int, max_attempts: int, retry_on: S
     if not failure.is_retryable:
         return f"The rule does not allow a retry, so attempt {index} of {max_attempts} was the last one."
     if retry_on and failure.failure_class not in retry_on:
-        listed_classes = " and ".join(retry_on)
-        return f"The job is retried only on {listed_classes}, so attempt {index} of {max_attempts} was the last one."
+        joined_classes = " and ".join(retry_on)
+        return f"The job is retried only on {joined_classes}, so attempt {index} of {max_attempts} was the last one."
     if max_attempts == 1:
         return "The failure may be temporary, but the job has only one attempt; allow more with max_attempts."
     return f"The failure may be temporary, but all {max_attempts} attempts are used up."
@@ -77,28 +79,28 @@ def why_not_retried(failure: Failure, index: int, max_attempts: int, retry_on: S
 def describe_flaky_tests(report: Any, flaky_tests: Collection[str] | None) -> str:
     """Return a sentence that names the failed tests that are known to be flaky; empty if there are none."""
     failed_names, is_complete = failed_tests(report)
-    flaky_failures = [name for name in failed_names if name in (flaky_tests or ())]
-    if not flaky_failures:
+    flaky_names = [name for name in failed_names if name in (flaky_tests or ())]
+    if not flaky_names:
         return ""
     total_text = f"{len(failed_names)}{'' if is_complete else ' or more'}"
-    noun = (
-        "test is" if len(failed_names) == 1 and is_complete else "tests are" if len(flaky_failures) > 1 else "tests is"
-    )
-    return (
-        f"{len(flaky_failures)} of {total_text} failed {noun} known to be flaky: {listed(flaky_failures, MAX_TESTS)}."
-    )
+    noun = "test is" if len(failed_names) == 1 and is_complete else "tests are" if len(flaky_names) > 1 else "tests is"
+    return f"{len(flaky_names)} of {total_text} failed {noun} known to be flaky: {listed(flaky_names, MAX_TESTS)}."
 
 
 def failure_from_metadata(metadata: dict[str, Any]) -> Failure:
     """Return the `Failure` that an event's metadata describes. Missing fields are empty."""
-    error = metadata.get("error")
-    fields: dict[str, Any] = error if isinstance(error, dict) else metadata
-    values = {key: fields[key] for key in ("code", "failure_class", "rule", "line", "message") if key in fields}
+    error_metadata = metadata.get("error")
+    failure_fields: dict[str, Any] = error_metadata if isinstance(error_metadata, dict) else metadata
+    field_values = {
+        field_name: failure_fields[field_name]
+        for field_name in ("code", "failure_class", "rule", "line", "message")
+        if field_name in failure_fields
+    }
     return Failure(
-        code=str(values.get("code", "FAILED")),
-        failure_class=str(values.get("failure_class", "")),
-        is_retryable=bool(fields.get("is_retryable")),
-        rule=str(values.get("rule", "")),
-        line=str(values.get("line", "")),
-        message=str(values.get("message", "")),
+        code=str(field_values.get("code", "FAILED")),
+        failure_class=str(field_values.get("failure_class", "")),
+        is_retryable=bool(failure_fields.get("is_retryable")),
+        rule=str(field_values.get("rule", "")),
+        line=str(field_values.get("line", "")),
+        message=str(field_values.get("message", "")),
     )

@@ -19,7 +19,7 @@ def one_line(text: str, max_chars: int = MAX_NAME_CHARS) -> str:
     """Return untrusted text as one printable line without terminal escapes, cut to `max_chars`."""
     text = text[: 4 * max_chars]
     if not text.isprintable():
-        text = "".join(char if char.isprintable() else " " for char in ESCAPES.sub("", text))
+        text = "".join(character if character.isprintable() else " " for character in ESCAPES.sub("", text))
     text = " ".join(text.split())
     return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
 
@@ -32,8 +32,8 @@ def quoted(text: object) -> str:
 
 def colon_quote(text: object) -> str:
     """Return `: “TEXT”` to append to a sentence, or an empty string if there is no text."""
-    quote = quoted(text)
-    return f": {quote}" if quote else ""
+    quoted_text = quoted(text)
+    return f": {quoted_text}" if quoted_text else ""
 
 
 def duration(microseconds: int) -> str:
@@ -42,14 +42,14 @@ def duration(microseconds: int) -> str:
     if seconds < 60:
         return f"{seconds} s"
     units = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
-    parts: list[str] = []
-    for name, size in units:
-        count, seconds = divmod(seconds, size)
-        if count:
-            parts.append(f"{count} {name}")
-        elif parts:
+    unit_texts: list[str] = []
+    for unit_name, unit_seconds in units:
+        unit_count, seconds = divmod(seconds, unit_seconds)
+        if unit_count:
+            unit_texts.append(f"{unit_count} {unit_name}")
+        elif unit_texts:
             break
-    return " ".join(parts[:2])
+    return " ".join(unit_texts[:2])
 
 
 def moment(at: int) -> str:
@@ -77,10 +77,14 @@ def listed(names: Sequence[str], max_names: int = MAX_LISTED) -> str:
 
     After the first `max_names`, only the number of the others is given.
     """
-    parts = [one_line(name) for name in names[:max_names]]
+    listed_names = [one_line(name) for name in names[:max_names]]
     if len(names) > max_names:
-        parts.append(f"{len(names) - max_names} more")
-    return " and ".join(parts) if len(parts) < 3 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+        listed_names.append(f"{len(names) - max_names} more")
+    return (
+        " and ".join(listed_names)
+        if len(listed_names) < 3
+        else f"{', '.join(listed_names[:-1])} and {listed_names[-1]}"
+    )
 
 
 def actor_name(actor: str, *, is_first: bool = False) -> str:
@@ -88,10 +92,10 @@ def actor_name(actor: str, *, is_first: bool = False) -> str:
 
     With `is_first`, it starts a sentence.
     """
-    kind, _, name = actor.partition(":")
-    if kind == USER:
+    actor_kind, _, name = actor.partition(":")
+    if actor_kind == USER:
         return one_line(name) or ("A person" if is_first else "a person")
-    if kind == RUNNER and name:
+    if actor_kind == RUNNER and name:
         return f"{'Worker' if is_first else 'worker'} {one_line(name)}"
     return "Delta CI"
 

@@ -46,8 +46,8 @@ def run_history(context: ExplainContext) -> tuple[Reason, ...]:
 
     The events of a job that runs normally are left out. Of many similar events, only the first are described.
     """
-    reasons: list[Reason] = []
-    counts: dict[tuple[str, str, str, str], int] = {}
+    history_reasons: list[Reason] = []
+    count_by_kind: dict[tuple[str, str, str, str], int] = {}
     for event in context.events:
         describe = _RUN_TABLE.get((event.entity, event.trigger))
         if describe is None:
@@ -60,17 +60,21 @@ def run_history(context: ExplainContext) -> tuple[Reason, ...]:
             event.to,
             cancel_reason if cancel_reason in _DISTINCT_REASONS else "",
         )
-        similar_count = counts.get(similarity_key, 0)
+        similar_count = count_by_kind.get(similarity_key, 0)
         description = describe(context, event) if similar_count < MAX_SIMILAR else None
         if description is not None:
-            reasons.append(make_reason(*description, event.entity_id, event))
+            history_reasons.append(make_reason(*description, event.entity_id, event))
         if description is not None or similar_count >= MAX_SIMILAR:
-            counts[similarity_key] = similar_count + 1
-    omitted_count = sum(max(0, kind_count - MAX_SIMILAR) for kind_count in counts.values())
+            count_by_kind[similarity_key] = similar_count + 1
+    omitted_count = sum(max(0, kind_count - MAX_SIMILAR) for kind_count in count_by_kind.values())
     if omitted_count:
-        text = f"Omitted: {count(omitted_count, 'more event')} of these kinds; explain a job to see all of its events."
-        reasons.append(make_reason("more", text, context.run.id if context.run is not None else "", None))
-    return tuple(reasons)
+        omitted_text = (
+            f"Omitted: {count(omitted_count, 'more event')} of these kinds; explain a job to see all of its events."
+        )
+        history_reasons.append(
+            make_reason("more", omitted_text, context.run.id if context.run is not None else "", None)
+        )
+    return tuple(history_reasons)
 
 
 def job_history(context: ExplainContext, job: Job) -> tuple[Reason, ...]:
@@ -110,9 +114,9 @@ def _attempt_subject(context: ExplainContext, event: Event) -> str:
 
 def _lease_holder(event: Event) -> tuple[str, int]:
     """Return the id of the worker that holds or held the lease that the event changed, and the number of the lease."""
-    metadata = event.metadata.get("lease")
-    lease: dict[str, Any] = metadata if isinstance(metadata, dict) else {}
-    return one_line(str(lease.get("worker_id", "unknown"))), int(lease.get("number", 0))
+    lease_field = event.metadata.get("lease")
+    lease_metadata: dict[str, Any] = lease_field if isinstance(lease_field, dict) else {}
+    return one_line(str(lease_metadata.get("worker_id", "unknown"))), int(lease_metadata.get("number", 0))
 
 
 def _attempt_enqueued(context: ExplainContext, event: Event) -> CodedText:
@@ -123,20 +127,23 @@ def _attempt_enqueued(context: ExplainContext, event: Event) -> CodedText:
 
 
 def _attempt_claimed(context: ExplainContext, event: Event) -> CodedText:
-    worker_id, number = _lease_holder(event)
-    name = _attempt_name(context, event)
-    if number == 1:
-        return "claimed", f"Worker {worker_id} claimed {name} (lease {number})."
+    worker_id, lease_number = _lease_holder(event)
+    attempt_name = _attempt_name(context, event)
+    if lease_number == 1:
+        return "claimed", f"Worker {worker_id} claimed {attempt_name} (lease {lease_number})."
     loss_events = [
-        earlier
-        for earlier in context.events_by_id[event.entity_id]
-        if earlier.trigger == "stalled" and earlier.rev < event.rev
+        earlier_event
+        for earlier_event in context.events_by_id[event.entity_id]
+        if earlier_event.trigger == "stalled" and earlier_event.rev < event.rev
     ]
-    previous_worker, _ = _lease_holder(loss_events[-1]) if loss_events else ("", 0)
+    previous_worker_id, _ = _lease_holder(loss_events[-1]) if loss_events else ("", 0)
     is_handed_back = bool(loss_events) and loss_events[-1].metadata.get("reason") == core_attempt.HANDED_BACK
     loss_text = "had handed it back" if is_handed_back else "had lost it"
-    after_text = f"worker {previous_worker} {loss_text}" if previous_worker else "it had been lost"
-    return "claimed_again", f"Worker {worker_id} claimed {name} after {after_text} (lease {number})."
+    previous_lease_text = f"worker {previous_worker_id} {loss_text}" if previous_worker_id else "it had been lost"
+    return (
+        "claimed_again",
+        f"Worker {worker_id} claimed {attempt_name} after {previous_lease_text} (lease {lease_number}).",
+    )
 
 
 def _attempt_started(context: ExplainContext, event: Event) -> CodedText:
@@ -153,29 +160,29 @@ _LOSS_TEXTS: Final = {
 
 
 def _attempt_stalled(context: ExplainContext, event: Event) -> CodedText:
-    worker_id, number = _lease_holder(event)
+    worker_id, lease_number = _lease_holder(event)
     reason = str(event.metadata.get("reason", ""))
-    text = _LOSS_TEXTS.get(reason, _LOSS_TEXTS[core_attempt.STALLED]).format(
+    loss_text = _LOSS_TEXTS.get(reason, _LOSS_TEXTS[core_attempt.STALLED]).format(
         worker=worker_id, attempt=_attempt_name(context, event), actor=actor_name(event.actor, is_first=True)
     )
-    text += f" (lease {number}, {one_line(reason)})."
+    loss_text += f" (lease {lease_number}, {one_line(reason)})."
     if reason == core_attempt.HANDED_BACK:
-        return "handed_back", f"{text} This does not count as a loss."
+        return "handed_back", f"{loss_text} This does not count as a loss."
     attempt = context.attempts.get(event.entity_id)
     loss_count = int(event.metadata.get("lost_leases", 0))
     if attempt is None:
-        return "lease_lost", f"{text} That was loss {loss_count}."
+        return "lease_lost", f"{loss_text} That was loss {loss_count}."
     max_losses = attempt.max_lost_leases
     allowance_text = (
         f"{'only ' if loss_count > max_losses else ''}{max_losses} {'is' if max_losses == 1 else 'are'} allowed"
         if max_losses
         else "none is allowed"
     )
-    text += f" That was loss {loss_count}, and {allowance_text}."
+    loss_text += f" That was loss {loss_count}, and {allowance_text}."
     fence_until = event.metadata.get("fence_until", 0)
     if isinstance(fence_until, int) and fence_until and loss_count <= max_losses:
-        text += f" It can be claimed from {moment(fence_until)} on: until then the worker may still be running it."
-    return "lease_lost", text
+        loss_text += f" It can be claimed from {moment(fence_until)} on: until then the worker may still be running it."
+    return "lease_lost", loss_text
 
 
 def _attempt_marked(context: ExplainContext, event: Event) -> CodedText:
@@ -195,10 +202,10 @@ def _attempt_requeued(context: ExplainContext, event: Event) -> CodedText:
 def _attempt_cancel_requested(context: ExplainContext, event: Event) -> CodedText | None:
     if "claims" in event.metadata:  # No worker had it, so the event of its end follows at once and says the same.
         return None
-    reason, deadline = str(event.metadata.get("reason", "")), event.metadata.get("cancel_by", 0)
+    reason, cancel_by = str(event.metadata.get("reason", "")), event.metadata.get("cancel_by", 0)
     by_actor = "" if outcomes.is_caused_by_run(context, reason) else f" by {actor_name(event.actor)}"
     deadline_text = (
-        f" Its worker has until {moment(deadline)} to stop." if isinstance(deadline, int) and deadline else ""
+        f" Its worker has until {moment(cancel_by)} to stop." if isinstance(cancel_by, int) and cancel_by else ""
     )
     text = f"{_attempt_subject(context, event)} was asked to stop{by_actor}"
     text += f"{outcomes.cancel_cause(context, reason)}.{deadline_text}"
@@ -222,8 +229,8 @@ def _attempt_ended_abnormally(context: ExplainContext, event: Event) -> CodedTex
         if not event.metadata.get("is_forced") or not event.metadata.get("lease"):
             return None
         worker_id, _ = _lease_holder(event)
-        name = _attempt_name(context, event)
-        return "forced", f"Worker {worker_id} did not stop {name} in time: it was ended without the worker."
+        attempt_name = _attempt_name(context, event)
+        return "forced", f"Worker {worker_id} did not stop {attempt_name} in time: it was ended without the worker."
     if event.to == core_attempt.TIMED_OUT or event.from_ == core_attempt.STALE:
         return _attempt_ended(context, event)
     return None
@@ -238,7 +245,9 @@ def _job_subject(context: ExplainContext, event: Event) -> str:
 
 def _job_created(context: ExplainContext, event: Event) -> CodedText:
     job = context.jobs.get(event.entity_id)
-    needed_names = listed([context.job_name(id) for id in job.needs], 8) if job is not None and job.needs else ""
+    needed_names = (
+        listed([context.job_name(need_id) for need_id in job.needs], 8) if job is not None and job.needs else ""
+    )
     optional_text = "; its failure is allowed" if job is not None and not job.spec.is_required else ""
     needs_text = f" and needs {needed_names}" if needed_names else ""
     text = f"{_job_subject(context, event)} is part of the plan{needs_text}{optional_text}."
@@ -254,8 +263,8 @@ def _job_scheduled(context: ExplainContext, event: Event) -> CodedText:
 
 
 def _job_approval_opened(context: ExplainContext, event: Event) -> CodedText:
-    deadline = event.metadata.get("approve_by", 0)
-    deadline_text = f"; the deadline is {moment(deadline)}" if isinstance(deadline, int) and deadline else ""
+    approve_by = event.metadata.get("approve_by", 0)
+    deadline_text = f"; the deadline is {moment(approve_by)}" if isinstance(approve_by, int) and approve_by else ""
     return "approval_opened", f"{_job_subject(context, event)} asked for approval{deadline_text}."
 
 
@@ -274,55 +283,58 @@ def _job_executed(context: ExplainContext, event: Event) -> CodedText | None:
 
 
 def _job_execution_failed(context: ExplainContext, event: Event) -> CodedText:
-    index = int(event.metadata.get("attempt_index", 1))
+    attempt_index = int(event.metadata.get("attempt_index", 1))
     max_attempts = int(event.metadata.get("max_retries", 0)) + 1
-    failure, exit_code = _attempt_failure(context, event, index)
+    failure, exit_code = _attempt_failure(context, event, attempt_index)
     if event.to == core_job.RETRYING:
         next_run_at = event.metadata.get("next_run_at", 0)
-        text = f"Attempt {index} of {max_attempts} of {context.job_name(event.entity_id)} failed:"
+        text = f"Attempt {attempt_index} of {max_attempts} of {context.job_name(event.entity_id)} failed:"
         text += f" {failures.describe_failure(failure, exit_code)}. {failures.describe_classification(failure)}."
-        text += f"{_flaky_tests(context, event, index)} The failure may be temporary,"
-        text += f" so attempt {index + 1} was scheduled for {moment(int(next_run_at))}."
+        text += f"{_flaky_tests_sentence(context, event, attempt_index)} The failure may be temporary,"
+        text += f" so attempt {attempt_index + 1} was scheduled for {moment(int(next_run_at))}."
         return "retry_scheduled", text
     text = f"{_job_subject(context, event)} failed: {failures.describe_failure(failure, exit_code)}."
     job = context.jobs.get(event.entity_id)
     retry_on = job.spec.retry_on if job is not None else ()
-    text += f" {failures.describe_classification(failure)}.{_flaky_tests(context, event, index)}"
-    text += f" {failures.why_not_retried(failure, index, max_attempts, retry_on)}"
-    return "not_retried", f"{text}{_allowed_failure(context, event)}"
+    text += f" {failures.describe_classification(failure)}.{_flaky_tests_sentence(context, event, attempt_index)}"
+    text += f" {failures.why_not_retried(failure, attempt_index, max_attempts, retry_on)}"
+    return "not_retried", f"{text}{_allowed_failure_sentence(context, event)}"
 
 
-def _flaky_tests(context: ExplainContext, event: Event, index: int) -> str:
+def _flaky_tests_sentence(context: ExplainContext, event: Event, attempt_index: int) -> str:
     """Return a sentence, after a space, on the failed tests of this attempt that are known to be flaky.
 
     Empty if there are none.
     """
-    job, attempt = context.jobs.get(event.entity_id), context.attempts.get(ids.attempt_id(event.entity_id, index))
+    job, attempt = (
+        context.jobs.get(event.entity_id),
+        context.attempts.get(ids.attempt_id(event.entity_id, attempt_index)),
+    )
     if job is None or attempt is None:
         return ""
-    text = failures.describe_flaky_tests(attempt.report, context.tenant.flaky.get(job.spec.name))
-    return f" {text}" if text else ""
+    flaky_text = failures.describe_flaky_tests(attempt.report, context.tenant.flaky.get(job.spec.name))
+    return f" {flaky_text}" if flaky_text else ""
 
 
-def _allowed_failure(context: ExplainContext, event: Event) -> str:
+def _allowed_failure_sentence(context: ExplainContext, event: Event) -> str:
     job = context.jobs.get(event.entity_id)
     if job is None or job.spec.is_required or event.to != core_job.FAILED:
         return ""
     return " Its failure is allowed, so the run continues."
 
 
-def _attempt_failure(context: ExplainContext, event: Event, index: int) -> tuple[Failure, object]:
+def _attempt_failure(context: ExplainContext, event: Event, attempt_index: int) -> tuple[Failure, object]:
     """Return the failure of the job's attempt, from its record or else from the event, and its exit code, if known."""
-    id = ids.attempt_id(event.entity_id, index)
-    attempt, attempt_event = context.attempts.get(id), context.last_event(id)
+    attempt_id = ids.attempt_id(event.entity_id, attempt_index)
+    attempt, attempt_event = context.attempts.get(attempt_id), context.last_event(attempt_id)
     failure = attempt.error if attempt is not None else None
     exit_code = attempt_event.metadata.get("exit_code") if attempt_event is not None else None
     return failure or failures.failure_from_metadata(event.metadata), exit_code
 
 
 def _job_retried(context: ExplainContext, event: Event) -> CodedText:
-    index = int(event.metadata.get("attempt_index", 1))
-    return "retried", f"{_job_subject(context, event)} was queued again for attempt {index}."
+    attempt_index = int(event.metadata.get("attempt_index", 1))
+    return "retried", f"{_job_subject(context, event)} was queued again for attempt {attempt_index}."
 
 
 def _job_ended(context: ExplainContext, event: Event) -> CodedText | None:
@@ -330,19 +342,19 @@ def _job_ended(context: ExplainContext, event: Event) -> CodedText | None:
     if job is None or job.state not in core_job.TERMINAL:
         return None
     reason = outcomes.job_outcome(context, job).to_reason(_job_subject(context, event))
-    return reason.code, f"{reason.text}{_allowed_failure(context, event)}"
+    return reason.code, f"{reason.text}{_allowed_failure_sentence(context, event)}"
 
 
 def _job_ended_briefly(context: ExplainContext, event: Event) -> CodedText | None:
-    """Describe the end of a job without advice.
+    """Describe the end of a job without details.
 
-    The history of a run already has that advice, from the job that caused this end.
+    The history of a run already has those details, from the job that caused this end.
     """
     job = context.jobs.get(event.entity_id)
     if job is None or job.state not in core_job.TERMINAL:
         return None
-    reason = outcomes.job_outcome(context, job).without_advice().to_reason(_job_subject(context, event))
-    return reason.code, f"{reason.text}{_allowed_failure(context, event)}"
+    reason = outcomes.job_outcome(context, job).without_details().to_reason(_job_subject(context, event))
+    return reason.code, f"{reason.text}{_allowed_failure_sentence(context, event)}"
 
 
 # -- runs
@@ -350,10 +362,10 @@ def _job_ended_briefly(context: ExplainContext, event: Event) -> CodedText | Non
 
 def _run_created(context: ExplainContext, event: Event) -> CodedText:
     run = context.run
-    starter = run.started_by if run is not None else ""
+    starter_name = run.started_by if run is not None else ""
     by_actor = (
-        f" by {one_line(starter)}"
-        if starter
+        f" by {one_line(starter_name)}"
+        if starter_name
         else f" by {actor_name(event.actor)}"
         if event.actor != ORCHESTRATOR
         else ""
@@ -421,10 +433,10 @@ def _run_ended(context: ExplainContext, event: Event) -> CodedText | None:
 
 def _run_reported(_context: ExplainContext, event: Event) -> CodedText:
     """Describe the report, with what the forge received or the error that kept the forge from receiving it."""
-    result = event.metadata.get("told")
-    if not result:
+    report_result = event.metadata.get("told")
+    if not report_result:
         return "reported", "The outcome was published."
-    return "reported", f"The outcome was published. Result at the forge{colon_quote(result)}."
+    return "reported", f"The outcome was published. Result at the forge{colon_quote(report_result)}."
 
 
 # fmt: off

@@ -35,9 +35,8 @@ def reason_given(reason: str) -> str:
         return ""
     if reason == _SUPERSEDED:
         return ", because a newer run took its place"
-    return colon_quote(
-        reason.removeprefix("“").removesuffix("”")
-    )  # A text equal to one of our reasons is stored quoted.
+    # A text equal to one of our reasons is stored quoted.
+    return colon_quote(reason.removeprefix("“").removesuffix("”"))
 
 
 # -- attempts
@@ -73,9 +72,9 @@ def _attempt_canceled(context: ExplainContext, attempt: Attempt, event: Event | 
     text = f"was cancelled{stop_cause(context, attempt)}"
     lease = attempt.ended_lease
     if event is not None and event.metadata.get("is_forced") and lease is not None and event.metadata.get("lease"):
-        advice = f"Worker {one_line(lease.worker_id)} did not confirm in time that it stopped:"
-        advice += " the attempt was ended without it."
-        return Clause("forced", text, attempt.id, event, advice)
+        details = f"Worker {one_line(lease.worker_id)} did not confirm in time that it stopped:"
+        details += " the attempt was ended without it."
+        return Clause("forced", text, attempt.id, event, details)
     return Clause("canceled", text, attempt.id, event)
 
 
@@ -84,8 +83,12 @@ def _by_requester(context: ExplainContext, id: str) -> str:
 
     Return an empty string if there is none or the orchestrator made it.
     """
-    request = context.last_event(id, "cancel_requested", "user_cancelled")
-    return f" by {actor_name(request.actor)}" if request is not None and request.actor != ORCHESTRATOR else ""
+    request_event = context.last_event(id, "cancel_requested", "user_cancelled")
+    return (
+        f" by {actor_name(request_event.actor)}"
+        if request_event is not None and request_event.actor != ORCHESTRATOR
+        else ""
+    )
 
 
 def stop_cause(context: ExplainContext, attempt: Attempt) -> str:
@@ -102,10 +105,10 @@ def is_caused_by_run(context: ExplainContext, reason: str) -> bool:
 
     A person's cancel request may have the same text as reason; then the state of the run does not match it.
     """
-    cause = _RUN_CAUSES.get(reason)
-    if cause is None:
+    states_and_text = _RUN_CAUSES.get(reason)
+    if states_and_text is None:
         return False
-    states, _ = cause
+    states, _ = states_and_text
     return context.run is None or (context.run.conclusion or context.run.state) in states
 
 
@@ -124,11 +127,11 @@ def _run_timeout_cause(context: ExplainContext) -> str:
 
 
 def _not_needed_cause(context: ExplainContext) -> str:
-    job = context.jobs.get(context.run.tally.first_doomed) if context.run is not None else None
-    if job is None:
+    doomed_job = context.jobs.get(context.run.tally.first_doomed) if context.run is not None else None
+    if doomed_job is None:
         return ", because its run had ended"
-    outcome = _OUTCOME_VERBS.get(job.state, "ended")
-    return f", because {one_line(job.spec.name)} {outcome} and the run stops at the first failure"
+    outcome_verb = _OUTCOME_VERBS.get(doomed_job.state, "ended")
+    return f", because {one_line(doomed_job.spec.name)} {outcome_verb} and the run stops at the first failure"
 
 
 _OUTCOME_VERBS: Final = {
@@ -187,7 +190,7 @@ def _job_succeeded(job: Job, event: Event | None) -> Clause:
 
 
 def _not_retried(context: ExplainContext, job: Job, event: Event | None) -> Clause:
-    """Return the clause with the job's last failure and, as advice, why there was no other attempt."""
+    """Return the clause with the job's last failure and, as details, its class and why it was not tried again."""
     attempt, failure = context.attempt_of(job), job.last_error
     if failure is None:
         return Clause("not_retried", "failed", job.id, event)
@@ -197,11 +200,11 @@ def _not_retried(context: ExplainContext, job: Job, event: Event | None) -> Clau
     report = attempt.report if attempt is not None else None
     flaky_text = failures.describe_flaky_tests(report, context.tenant.flaky.get(job.spec.name))
     no_retry_reason = failures.why_not_retried(failure, job.attempts, job.spec.max_attempts, job.spec.retry_on)
-    advice = " ".join((f"{failures.describe_classification(failure)}.", *filter(None, (flaky_text, no_retry_reason))))
-    return Clause("not_retried", text, job.id, event, advice)
+    details = " ".join((f"{failures.describe_classification(failure)}.", *filter(None, (flaky_text, no_retry_reason))))
+    return Clause("not_retried", text, job.id, event, details)
 
 
-def _family_failure(context: ExplainContext, job: Job, reason: str) -> str:
+def _family_failure_cause(context: ExplainContext, job: Job, reason: str) -> str:
     """Return which failed job of its family caused the job to be cancelled, as the end of a sentence.
 
     Return an empty string if that is not why it was cancelled.
@@ -210,23 +213,27 @@ def _family_failure(context: ExplainContext, job: Job, reason: str) -> str:
     if reason != core_job.NOT_NEEDED or not job.spec.family or is_fail_fast_run:
         return ""
     failed_members = (
-        member
-        for member in context.jobs.values()
-        if member.spec.family == job.spec.family and core_job.fails_family(member)
+        family_member
+        for family_member in context.jobs.values()
+        if family_member.spec.family == job.spec.family and core_job.fails_family(family_member)
     )
-    failed_earlier = [
-        member for member in failed_members if not job.completed_at or member.completed_at <= job.completed_at
+    earlier_failed_members = [
+        family_member
+        for family_member in failed_members
+        if not job.completed_at or family_member.completed_at <= job.completed_at
     ]
-    first_failed = min(failed_earlier, key=lambda member: member.completed_at, default=None)
-    if first_failed is None:
+    first_failed_member = min(
+        earlier_failed_members, key=lambda family_member: family_member.completed_at, default=None
+    )
+    if first_failed_member is None:
         return ""
-    failed_name = one_line(first_failed.spec.name)
+    failed_name = one_line(first_failed_member.spec.name)
     return f", because {failed_name} failed and the jobs of {one_line(job.spec.family)} stop at the first failure"
 
 
 def _not_needed(context: ExplainContext, job: Job, reason: str) -> str:
     """Return why the job was not needed although its run had not failed, as the end of a sentence, or ""."""
-    return _family_failure(context, job, reason) or _wait_ended(context, job, reason)
+    return _family_failure_cause(context, job, reason) or _wait_ended(context, job, reason)
 
 
 def _wait_ended(context: ExplainContext, job: Job, reason: str) -> str:
@@ -276,29 +283,29 @@ def _is_blocked(context: ExplainContext, job: Job) -> bool:
 
 
 def _blocked(context: ExplainContext, job: Job, event: Event | None) -> Clause:
-    chain = [job]
-    while _is_blocked(context, chain[-1]) and len(chain) <= len(context.jobs):
-        blocker = _blocking_need(context, chain[-1])
+    job_chain = [job]
+    while _is_blocked(context, job_chain[-1]) and len(job_chain) <= len(context.jobs):
+        blocker = _blocking_need(context, job_chain[-1])
         if blocker is None:
             break
-        chain.append(blocker)
-    root_blocker = chain[-1]
+        job_chain.append(blocker)
+    root_blocker = job_chain[-1]
     if _is_blocked(context, root_blocker):
         return Clause("blocked", "could not start, because a job that it needs did not succeed", job.id, event)
-    names = [one_line(link.spec.name) for link in chain[1:]]
-    if len(names) > MAX_LINKS:
-        omitted = count(len(names) - MAX_LINKS, "other job")
-        names = [*names[: MAX_LINKS - 1], f"{omitted} in a chain, the last of which needs {names[-1]}"]
+    job_names = [one_line(link.spec.name) for link in job_chain[1:]]
+    if len(job_names) > MAX_LINKS:
+        omitted_text = count(len(job_names) - MAX_LINKS, "other job")
+        job_names = [*job_names[: MAX_LINKS - 1], f"{omitted_text} in a chain, the last of which needs {job_names[-1]}"]
     outcome = job_outcome(context, root_blocker)
-    text = f"could not start: it needs {', which needs '.join(names)}, which {outcome.text}"
-    return Clause("blocked", text, root_blocker.id, event, outcome.advice)
+    text = f"could not start: it needs {', which needs '.join(job_names)}, which {outcome.text}"
+    return Clause("blocked", text, root_blocker.id, event, outcome.details)
 
 
-def _blocking_need(context: ExplainContext, blocked: Job) -> Job | None:
+def _blocking_need(context: ExplainContext, blocked_job: Job) -> Job | None:
     """Return the need that failed or was cancelled first, or None if there is none."""
-    needs = [context.jobs[id] for id in blocked.needs if id in context.jobs]
-    unsuccessful = [need for need in needs if need.state in core_job.TERMINAL and not core_job.satisfies(need)]
-    return min(unsuccessful, key=lambda need: need.completed_at, default=None)
+    needs = [context.jobs[id] for id in blocked_job.needs if id in context.jobs]
+    unsuccessful_needs = [need for need in needs if need.state in core_job.TERMINAL and not core_job.satisfies(need)]
+    return min(unsuccessful_needs, key=lambda need: need.completed_at, default=None)
 
 
 # -- runs
@@ -310,11 +317,11 @@ def run_canceled(context: ExplainContext) -> str:
     if run is None:
         return " cancelled"
     # The first request: one that came during planning is applied later by the orchestrator.
-    requests = (event for event in context.events_by_id.get(run.id, ()) if event.trigger == "cancel_requested")
-    request = next(requests, None)
-    if request is None:
+    cancel_events = (event for event in context.events_by_id.get(run.id, ()) if event.trigger == "cancel_requested")
+    request_event = next(cancel_events, None)
+    if request_event is None:
         return " cancelled"
-    return f" cancelled by {actor_name(request.actor)}{reason_given(run.cancel_reason)}"
+    return f" cancelled by {actor_name(request_event.actor)}{reason_given(run.cancel_reason)}"
 
 
 def run_outcome(context: ExplainContext, run: Run) -> Clause:
@@ -322,13 +329,13 @@ def run_outcome(context: ExplainContext, run: Run) -> Clause:
 
     A run that was reported to its forge keeps its outcome.
     """
-    state = run.conclusion or run.state
-    event = context.last_event(run.id, *_FINAL_TRIGGERS.get(state, ()))
-    if state == core_run.SUCCESS:
+    final_state = run.conclusion or run.state
+    event = context.last_event(run.id, *_FINAL_TRIGGERS.get(final_state, ()))
+    if final_state == core_run.SUCCESS:
         return _run_succeeded(context, run, event)
-    if state == core_run.CANCELED:
+    if final_state == core_run.CANCELED:
         return Clause("canceled", f"was{run_canceled(context)}", run.id, event)
-    if state == core_run.TIMEOUT:
+    if final_state == core_run.TIMEOUT:
         if not run.started_at:
             text = f"was stopped, because none of its jobs started within {duration(core_run.START_SECONDS * SECOND)}"
             return Clause("timed_out", text, run.id, event, "Start a worker that matches its first jobs.")
@@ -348,14 +355,14 @@ _FINAL_TRIGGERS: Final = {
 
 def _run_succeeded(context: ExplainContext, run: Run, event: Event | None) -> Clause:
     jobs = context.jobs.values()
-    unsuccessful = [job for job in jobs if not job.spec.is_required and job.state != core_job.SUCCEEDED]
+    unsuccessful_jobs = [job for job in jobs if not job.spec.is_required and job.state != core_job.SUCCEEDED]
     if not context.jobs:
         return Clause("succeeded", "succeeded: there was nothing to do", run.id, event)
-    if not unsuccessful:
+    if not unsuccessful_jobs:
         job_count = len(context.jobs)
         subject = "its only job" if job_count == 1 else f"all of its {job_count} jobs"
         return Clause("succeeded", f"succeeded: {subject} succeeded", run.id, event)
-    text = f"succeeded: every required job succeeded, and {count(len(unsuccessful), 'job')} that may fail did not"
+    text = f"succeeded: every required job succeeded, and {count(len(unsuccessful_jobs), 'job')} that may fail did not"
     return Clause("succeeded", text, run.id, event)
 
 
@@ -380,5 +387,5 @@ def _run_failed(context: ExplainContext, run: Run, event: Event | None) -> Claus
         1 for job in context.jobs.values() if core_job.dooms_run(job) and job.id != first_doomed.id
     )
     # The job's own history has its failure rule and other advice, so it is not repeated here.
-    advice = f"{count(other_doomed_count, 'other required job')} did not succeed either." if other_doomed_count else ""
-    return Clause("failed", text, first_doomed.id, event, advice)
+    details = f"{count(other_doomed_count, 'other required job')} did not succeed either." if other_doomed_count else ""
+    return Clause("failed", text, first_doomed.id, event, details)

@@ -75,14 +75,14 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """The clauses as sentences. Those about workers are without advice, because the group shows it once."""
+        """The clauses as sentences. Those about workers are without details, because the group shows them once."""
         return tuple(
-            _to_reason(clause.without_advice() if is_about_workers(clause.code) else clause) for clause in self.clauses
+            _to_reason(clause.without_details() if is_about_workers(clause.code) else clause) for clause in self.clauses
         )
 
     @property
     def first_reason(self) -> Reason:
-        """The most important clause as a sentence, with its advice."""
+        """The most important clause as a sentence, with its details."""
         return _to_reason(self.clauses[0])
 
     @property
@@ -133,12 +133,12 @@ def attempt_wait(context: ExplainContext, attempt: Attempt) -> Wait | None:
     clauses = waits.attempt_waits(context, attempt) if not is_leased(attempt) else []
     if not clauses:
         return None
-    code, group = clauses[0].code, ""
+    code, group_name = clauses[0].code, ""
     if is_about_workers(code):
-        group = attempt.queue_key
+        group_name = attempt.queue_key
     elif code == "waiting_for_group":
-        group = attempt.group
-    return _make_wait(attempt, RANK_QUEUED, attempt.updated_at, clauses, group)
+        group_name = attempt.group
+    return _make_wait(attempt, RANK_QUEUED, attempt.updated_at, clauses, group_name)
 
 
 def wait_before_queue(context: ExplainContext, job: Job) -> Wait | None:
@@ -149,7 +149,7 @@ def wait_before_queue(context: ExplainContext, job: Job) -> Wait | None:
     if job.state in core_job.TERMINAL:
         return None
     if job.state == core_job.PENDING:
-        return _make_wait(job, RANK_DEPENDENT, job.created_at, [_direct_needs(context, job)])
+        return _make_wait(job, RANK_DEPENDENT, job.created_at, [_direct_needs_clause(context, job)])
     if context.attempt_of(job) is not None and job.state in (core_job.QUEUED, core_job.RUNNING):
         return None
     clauses = waits.waits_without_jobs(context, job)
@@ -172,33 +172,40 @@ def lease_reasons(context: ExplainContext, attempt: Attempt) -> tuple[Reason, ..
 
 def group_waits(waits: Sequence[Wait]) -> list[WaitGroup]:
     """Return the waits in groups with equal keys: urgent groups first, then by size, waits for other jobs last."""
-    by_key: dict[str, list[Wait]] = {}
+    waits_by_key: dict[str, list[Wait]] = {}
     for wait in waits:
-        by_key.setdefault(wait.group_key, []).append(wait)
-    groups = [_make_group(members) for members in by_key.values()]
+        waits_by_key.setdefault(wait.group_key, []).append(wait)
+    wait_groups = [_make_group(member_waits) for member_waits in waits_by_key.values()]
     return sorted(
-        groups, key=lambda group: (not is_urgent(group.code), group.code == WAITING_FOR_JOBS, -group.count, group.key)
+        wait_groups,
+        key=lambda group: (not is_urgent(group.code), group.code == WAITING_FOR_JOBS, -group.count, group.key),
     )
 
 
 def _make_group(member_waits: Sequence[Wait]) -> WaitGroup:
     first_wait = member_waits[0]
-    texts = _GROUP_TEXTS.get(first_wait.code)
-    text = capitalized(texts[len(member_waits) > 1]) + "." if texts is not None else first_wait.first_reason.text
-    if texts is None and len(member_waits) > 1 and text.startswith("Waits "):
+    group_texts = _GROUP_TEXTS.get(first_wait.code)
+    text = (
+        capitalized(group_texts[len(member_waits) > 1]) + "."
+        if group_texts is not None
+        else first_wait.first_reason.text
+    )
+    if group_texts is None and len(member_waits) > 1 and text.startswith("Waits "):
         text = "Wait " + text.removeprefix("Waits ")
     about = first_wait.first_reason.about if first_wait.code in _SHARED_ABOUT_CODES else ""
     return WaitGroup(key=first_wait.group_key, code=first_wait.code, text=text, about=about, count=len(member_waits))
 
 
-def _make_wait(record: Attempt | Job | Run, rank: int, since: int, clauses: Sequence[Clause], group: str = "") -> Wait:
+def _make_wait(
+    record: Attempt | Job | Run, rank: int, since: int, clauses: Sequence[Clause], group_name: str = ""
+) -> Wait:
     code = clauses[0].code
     return Wait(
         record=record,
         rank=rank,
         since=since,
         clauses=clauses,
-        group_key=f"{code}:{group[:MAX_KEY_CHARS]}" if group else code,
+        group_key=f"{code}:{group_name[:MAX_KEY_CHARS]}" if group_name else code,
     )
 
 
@@ -208,12 +215,14 @@ def _to_reason(clause: Clause) -> Reason:
     return msgspec.structs.replace(reason, text=capitalized(reason.text.strip()))
 
 
-def _direct_needs(context: ExplainContext, job: Job) -> Clause:
+def _direct_needs_clause(context: ExplainContext, job: Job) -> Clause:
     """Return a clause that names the unfinished jobs for which this one waits directly.
 
     The job at the root of the wait is found only when the job is explained on its own.
     """
-    predecessors = [context.jobs[id] for id in (*job.needs, *job.after) if id in context.jobs]
+    predecessors = [
+        context.jobs[predecessor_id] for predecessor_id in (*job.needs, *job.after) if predecessor_id in context.jobs
+    ]
     open_jobs = [
         predecessor
         for predecessor in predecessors
@@ -222,5 +231,5 @@ def _direct_needs(context: ExplainContext, job: Job) -> Clause:
     if not open_jobs:
         text = f"waits for {count(job.unmet, 'other job')}" if job.unmet else "waits for its run to start"
         return Clause(WAITING_FOR_JOBS, text, job.id)
-    listed_names = listed(list(dict.fromkeys(predecessor.spec.name for predecessor in open_jobs)), MAX_NEEDS)
-    return Clause(WAITING_FOR_JOBS, f"waits for {listed_names}", open_jobs[0].id)
+    joined_names = listed(list(dict.fromkeys(predecessor.spec.name for predecessor in open_jobs)), MAX_NEEDS)
+    return Clause(WAITING_FOR_JOBS, f"waits for {joined_names}", open_jobs[0].id)

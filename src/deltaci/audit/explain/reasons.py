@@ -58,7 +58,7 @@ class TenantState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Clause(msgspec.Struct, frozen=True):
-    """The part of a sentence after its subject, such as "waits for a worker", and a further sentence of advice.
+    """The part of a sentence after its subject, such as "waits for a worker", and further sentences (`details`).
 
     `to_reason` adds the subject, so that one clause can be used for a job, its attempt and the jobs that wait for it.
     """
@@ -67,20 +67,19 @@ class Clause(msgspec.Struct, frozen=True):
     text: str
     about: str
     event: Event | None = None
-    advice: str = ""
+    details: str = ""
 
-    def add_advice(self, sentence: str) -> Clause:
-        """Return a copy with this sentence appended to the advice."""
-        return msgspec.structs.replace(self, advice=f"{self.advice} {sentence}".strip())
+    def add_detail(self, sentence: str) -> Clause:
+        """Return a copy with this sentence appended to the details."""
+        return msgspec.structs.replace(self, details=f"{self.details} {sentence}".strip())
 
-    def without_advice(self) -> Clause:
-        """Return a copy without advice."""
-        return msgspec.structs.replace(self, advice="")
+    def without_details(self) -> Clause:
+        return msgspec.structs.replace(self, details="")
 
     def to_reason(self, subject: str) -> Reason:
-        """Return the reason whose text is the subject, this clause and the advice."""
-        advice = f" {self.advice}" if self.advice else ""
-        return make_reason(self.code, f"{subject} {self.text}.{advice}", self.about, self.event)
+        """Return the reason whose text is the subject, this clause and its details."""
+        details = f" {self.details}" if self.details else ""
+        return make_reason(self.code, f"{subject} {self.text}.{details}", self.about, self.event)
 
 
 def make_reason(code: str, text: str, about: str, event: Event | None) -> Reason:

@@ -67,7 +67,7 @@ def _silent_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
 def _queued_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     event = context.last_event(attempt.id)
     clause = waits_for_workers.worker_clause(context, attempt)
-    clause = Clause(clause.code, clause.text, clause.about or attempt.id, event, clause.advice)
+    clause = Clause(clause.code, clause.text, clause.about or attempt.id, event, clause.details)
     clauses: list[Clause] = []
     if attempt.fence_until > context.now:
         lease = attempt.ended_lease
@@ -84,8 +84,8 @@ def _queued_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
         clauses.append(_group_clause(context, attempt, holder_id))
     if tenant.running_quota and tenant.running >= tenant.running_quota and not clauses:
         text = f"waits for the quota: {tenant.running} of at most {tenant.running_quota} jobs are running"
-        advice = "It is claimed when one of them ends, or when the quota is raised."
-        clauses.append(Clause("quota", text, attempt.id, event, advice))
+        details = "It is claimed when one of them ends, or when the quota is raised."
+        clauses.append(Clause("quota", text, attempt.id, event, details))
     if not clauses or clause.code in waits_for_workers.NEEDS_ACTION:
         clauses.append(clause)
     ahead_count = tenant.ahead.get(attempt.id, 0)
@@ -100,9 +100,9 @@ def _group_clause(context: ExplainContext, attempt: Attempt, holder_id: str) -> 
     That id contains the ids of its job and run.
     """
     job_id = holder_id.rpartition(".")[0] or holder_id
-    run_id, _, name = job_id.partition("/")
-    job_text = f"job {one_line(name or job_id)}"
-    if name and run_id != attempt.run_id:
+    run_id, _, job_name = job_id.partition("/")
+    job_text = f"job {one_line(job_name or job_id)}"
+    if job_name and run_id != attempt.run_id:
         job_text += f" of run {one_line(run_id)}"
     event = context.last_event(attempt.id)
     fence_until = context.tenant.group_fences.get(attempt.group, 0)
@@ -120,8 +120,8 @@ def _leased_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
         return []
     next_deadline = timers.next_due(attempt)
     deadline = next_deadline[0] if next_deadline is not None else lease.accept_by
-    accept_by = when(deadline, context.now)
-    text = f"was assigned to worker {one_line(lease.worker_id)}, which has until {accept_by} to accept it"
+    deadline_text = when(deadline, context.now)
+    text = f"was assigned to worker {one_line(lease.worker_id)}, which has until {deadline_text} to accept it"
     return [Clause("waiting_for_acceptance", text, attempt.id, context.last_event(attempt.id))]
 
 
@@ -147,8 +147,8 @@ def _stopping_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     if attempt.lease is None or next_deadline is None:
         return [Clause("stopping", text, attempt.id, event)]
     text += f"; worker {one_line(attempt.lease.worker_id)} has not confirmed yet that it stopped"
-    advice = f"At {when(next_deadline[0], context.now)} it is ended without the worker."
-    return [Clause("stopping", text, attempt.id, event, advice)]
+    details = f"At {when(next_deadline[0], context.now)} it is ended without the worker."
+    return [Clause("stopping", text, attempt.id, event, details)]
 
 
 _ATTEMPT_WAITS: Final[dict[str, Callable[[ExplainContext, Attempt], list[Clause]]]] = {
@@ -190,10 +190,10 @@ def _retry_clause(context: ExplainContext, job: Job) -> Clause:
         attempt_event = context.last_event(attempt.id) if attempt is not None else None
         exit_code = attempt_event.metadata.get("exit_code") if attempt_event is not None else None
         text += f", because attempt {job.attempts} failed: {failures.describe_failure(job.last_error, exit_code)}"
-    advice = ""
+    details = ""
     if attempt is not None and attempt.fence_until == job.next_run_at:
-        advice = "It waits that long because the last worker may still be running it until then."
-    return Clause("retry_scheduled", text, job.id, event, advice)
+        details = "It waits that long because the last worker may still be running it until then."
+    return Clause("retry_scheduled", text, job.id, event, details)
 
 
 def _approval_clause(context: ExplainContext, job: Job) -> Clause:
@@ -207,11 +207,13 @@ def _approval_clause(context: ExplainContext, job: Job) -> Clause:
         text += f" until {when(job.approve_by, context.now)}"
     if gate.approvers > 1:
         approval_count = len(job.approvals)
-        listed_approvers = f" ({listed([approval.person for approval in job.approvals], 8)})" if approval_count else ""
+        approvers_list_text = (
+            f" ({listed([approval.person for approval in job.approvals], 8)})" if approval_count else ""
+        )
         verb = "has" if approval_count == 1 else "have"
-        text += f"; {approval_count} of {gate.approvers} {verb} approved{listed_approvers}"
-    advice = "Without approval it fails then." if job.approve_by else "There is no deadline."
-    return Clause("waiting_for_approval", text, job.id, context.last_event(job.id), advice)
+        text += f"; {approval_count} of {gate.approvers} {verb} approved{approvers_list_text}"
+    details = "Without approval it fails then." if job.approve_by else "There is no deadline."
+    return Clause("waiting_for_approval", text, job.id, context.last_event(job.id), details)
 
 
 def _validation_clause(context: ExplainContext, job: Job) -> Clause:
@@ -279,64 +281,67 @@ class _WaitChain(msgspec.Struct, frozen=True):
 
 def _unsatisfied_jobs(context: ExplainContext) -> dict[str, Job]:
     """Return the jobs, by id, that have not ended in a way that lets the jobs that need them start."""
-    return {id: job for id, job in context.jobs.items() if not satisfies(job)}
+    return {job_id: job for job_id, job in context.jobs.items() if not satisfies(job)}
 
 
-def _blocking_jobs(unsatisfied: dict[str, Job], job: Job) -> list[Job]:
+def _blocking_jobs(unsatisfied_jobs: dict[str, Job], job: Job) -> list[Job]:
     """Return the jobs for which the job waits: unsatisfied needs, and jobs in `after` that have not ended."""
-    blocking = [unsatisfied[id] for id in job.needs if id in unsatisfied]
+    blocking_jobs = [unsatisfied_jobs[id] for id in job.needs if id in unsatisfied_jobs]
     if job.after:
-        predecessors = (unsatisfied[id] for id in job.after if id in unsatisfied and id not in job.needs)
-        blocking += [predecessor for predecessor in predecessors if predecessor.state not in core_job.TERMINAL]
-    return blocking
+        predecessors = (unsatisfied_jobs[id] for id in job.after if id in unsatisfied_jobs and id not in job.needs)
+        blocking_jobs += [predecessor for predecessor in predecessors if predecessor.state not in core_job.TERMINAL]
+    return blocking_jobs
 
 
-def _wait_chains(context: ExplainContext, unsatisfied: dict[str, Job], job: Job) -> dict[str, _WaitChain]:
+def _wait_chains(context: ExplainContext, unsatisfied_jobs: dict[str, Job], job: Job) -> dict[str, _WaitChain]:
     """Return, by job id, the wait chain of this job and of every job for which it waits, directly or indirectly.
 
     A depth-first search without recursion, linear in the size of the plan.
     """
-    chains: dict[str, _WaitChain] = {}
-    blocking: dict[str, list[Job]] = {}
+    chain_by_id: dict[str, _WaitChain] = {}
+    blocking_jobs_by_id: dict[str, list[Job]] = {}
     stack = [(job, False)]
     while stack:
         visited_job, is_leaving = stack.pop()
         if is_leaving:
             # Of equal weights the first in the order of the plan.
-            heaviest = max(blocking[visited_job.id], key=lambda blocker: chains[blocker.id].weight, default=None)
-            if heaviest is not None:
-                next_chain = chains[heaviest.id]
-                chains[visited_job.id] = _WaitChain(
-                    next_chain.weight, next_chain.root_id, heaviest.id, next_chain.length + 1
+            heaviest_blocker = max(
+                blocking_jobs_by_id[visited_job.id], key=lambda blocker: chain_by_id[blocker.id].weight, default=None
+            )
+            if heaviest_blocker is not None:
+                next_chain = chain_by_id[heaviest_blocker.id]
+                chain_by_id[visited_job.id] = _WaitChain(
+                    next_chain.weight, next_chain.root_id, heaviest_blocker.id, next_chain.length + 1
                 )
-        elif visited_job.id in chains:
+        elif visited_job.id in chain_by_id:
             continue
         elif visited_job.state != core_job.PENDING:
             weight = _WEIGHTS.get(root_clause(context, visited_job).code, _DEFAULT_WEIGHT)
-            chains[visited_job.id] = _WaitChain(weight, visited_job.id)
+            chain_by_id[visited_job.id] = _WaitChain(weight, visited_job.id)
         else:
-            chains[visited_job.id] = _WaitChain(
-                -1, visited_job.id
-            )  # Marks it as visited: the search ends even with a cycle.
-            blocking[visited_job.id] = _blocking_jobs(unsatisfied, visited_job)
+            # Marks it as visited: the search ends even with a cycle.
+            chain_by_id[visited_job.id] = _WaitChain(-1, visited_job.id)
+            blocking_jobs_by_id[visited_job.id] = _blocking_jobs(unsatisfied_jobs, visited_job)
             stack.append((visited_job, True))
-            stack.extend((blocker, False) for blocker in blocking[visited_job.id] if blocker.id not in chains)
-    return chains
+            stack.extend(
+                (blocker, False) for blocker in blocking_jobs_by_id[visited_job.id] if blocker.id not in chain_by_id
+            )
+    return chain_by_id
 
 
 def _waits_for_jobs(context: ExplainContext, job: Job) -> list[Clause]:
     """Return one clause for each root job at the end of this job's wait chains, the heaviest first."""
     unsatisfied_jobs = _unsatisfied_jobs(context)
-    chains = _wait_chains(context, unsatisfied_jobs, job)
-    by_root: dict[str, list[Job]] = {}
-    for blocker in sorted(_blocking_jobs(unsatisfied_jobs, job), key=lambda blocker: -chains[blocker.id].weight):
-        by_root.setdefault(chains[blocker.id].root_id, []).append(blocker)
+    chain_by_id = _wait_chains(context, unsatisfied_jobs, job)
+    blockers_by_root: dict[str, list[Job]] = {}
+    for blocker in sorted(_blocking_jobs(unsatisfied_jobs, job), key=lambda blocker: -chain_by_id[blocker.id].weight):
+        blockers_by_root.setdefault(chain_by_id[blocker.id].root_id, []).append(blocker)
     clauses: list[Clause] = []
-    for blockers in list(by_root.values())[:MAX_REASONS]:
-        clause, other_count = _chain_clause(context, chains, blockers[0]), len(blockers) - 1
+    for blockers in list(blockers_by_root.values())[:MAX_REASONS]:
+        clause, other_count = _chain_clause(context, chain_by_id, blockers[0]), len(blockers) - 1
         if other_count:
             verb = "waits" if other_count == 1 else "wait"
-            clause = clause.add_advice(f"{count(other_count, 'other job')} before it {verb} for the same reason.")
+            clause = clause.add_detail(f"{count(other_count, 'other job')} before it {verb} for the same reason.")
         clauses.append(clause)
     if clauses:
         return clauses
@@ -344,22 +349,22 @@ def _waits_for_jobs(context: ExplainContext, job: Job) -> list[Clause]:
     return [Clause("waiting_for_jobs", text, job.id, context.last_event(job.id))]
 
 
-def _chain_clause(context: ExplainContext, chains: dict[str, _WaitChain], blocker: Job) -> Clause:
+def _chain_clause(context: ExplainContext, chain_by_id: dict[str, _WaitChain], blocker: Job) -> Clause:
     """Return the clause that names the jobs of the chain from `blocker` to its root, and says what the root waits for.
 
     Of a long chain, the jobs in the middle are only counted.
     """
-    chain = chains[blocker.id]
-    names, id = [context.job_name(blocker.id)], blocker.id
-    while chains[id].next_id and len(names) < MAX_LINKS:
-        id = chains[id].next_id
-        names.append(context.job_name(id))
+    chain = chain_by_id[blocker.id]
+    job_names, link_id = [context.job_name(blocker.id)], blocker.id
+    while chain_by_id[link_id].next_id and len(job_names) < MAX_LINKS:
+        link_id = chain_by_id[link_id].next_id
+        job_names.append(context.job_name(link_id))
     if chain.length >= MAX_LINKS:
-        omitted = count(chain.length + 1 - MAX_LINKS, "other job")
-        names[-1] = f"{omitted} in a chain, the last of which waits for {context.job_name(chain.root_id)}"
+        omitted_text = count(chain.length + 1 - MAX_LINKS, "other job")
+        job_names[-1] = f"{omitted_text} in a chain, the last of which waits for {context.job_name(chain.root_id)}"
     root_wait = root_clause(context, context.jobs[chain.root_id])
-    text = f"waits for {', which waits for '.join(names)}, which {root_wait.text}"
-    return Clause("waiting_for_jobs", text, chain.root_id, root_wait.event, root_wait.advice)
+    text = f"waits for {', which waits for '.join(job_names)}, which {root_wait.text}"
+    return Clause("waiting_for_jobs", text, chain.root_id, root_wait.event, root_wait.details)
 
 
 # -- runs
@@ -415,10 +420,10 @@ def _planning_clauses(context: ExplainContext, run: Run) -> Iterator[Clause]:
     else:
         text = f"is being planned until {when(run.plan_by, context.now)}"
         yield Clause("planning", text, run.id, event, "Without a plan by then it fails.")
-    request = context.last_event(run.id, "cancel_requested")
+    request_event = context.last_event(run.id, "cancel_requested")
     if run.cancel_reason:
-        by_actor = f" by {actor_name(request.actor)}" if request is not None else ""
-        yield Clause("stopping", f"was cancelled{by_actor} and stops as soon as it is planned", run.id, request)
+        by_actor = f" by {actor_name(request_event.actor)}" if request_event is not None else ""
+        yield Clause("stopping", f"was cancelled{by_actor} and stops as soon as it is planned", run.id, request_event)
 
 
 def _waits_of_jobs(context: ExplainContext) -> Iterator[SubjectClause]:
@@ -430,17 +435,17 @@ def _waits_of_jobs(context: ExplainContext) -> Iterator[SubjectClause]:
             continue
         for clause in waits_without_jobs(context, job):
             if clause.code != POSITION:
-                key = (clause.code, clause.text)
-                jobs_by_key.setdefault(key, []).append(job)
-                clause_by_key.setdefault(key, clause)
-    keys = sorted(jobs_by_key, key=lambda key: -_WEIGHTS.get(key[0], _DEFAULT_WEIGHT))
-    for key in keys[:MAX_REASONS]:
-        jobs, clause = jobs_by_key[key], clause_by_key[key]
-        if len(jobs) > 1:
-            other_names = listed([job.spec.name for job in jobs[1:]])
-            clause = clause.add_advice(f"The same applies to {other_names}.")
-        yield f"Job {one_line(jobs[0].spec.name)}", clause
-    omitted_count = sum(len(jobs_by_key[key]) for key in keys[MAX_REASONS:])
+                clause_key = (clause.code, clause.text)
+                jobs_by_key.setdefault(clause_key, []).append(job)
+                clause_by_key.setdefault(clause_key, clause)
+    clause_keys = sorted(jobs_by_key, key=lambda clause_key: -_WEIGHTS.get(clause_key[0], _DEFAULT_WEIGHT))
+    for clause_key in clause_keys[:MAX_REASONS]:
+        waiting_jobs, clause = jobs_by_key[clause_key], clause_by_key[clause_key]
+        if len(waiting_jobs) > 1:
+            other_names = listed([job.spec.name for job in waiting_jobs[1:]])
+            clause = clause.add_detail(f"The same applies to {other_names}.")
+        yield f"Job {one_line(waiting_jobs[0].spec.name)}", clause
+    omitted_count = sum(len(jobs_by_key[clause_key]) for clause_key in clause_keys[MAX_REASONS:])
     if omitted_count:
         verb = "waits" if omitted_count == 1 else "wait"
         about = context.run.id if context.run else ""

@@ -40,34 +40,38 @@ def worker_clause(context: ExplainContext, attempt: Attempt) -> Clause:
 
 
 def _clause_for_labels(context: ExplainContext, queue_key: str, *, is_plain: bool) -> Clause:
-    required = required_labels(queue_key)
-    registered = context.workers
-    matching = [worker for worker, labels in registered if required <= labels]
-    needed_text = f"a worker{_with_labels(sorted(required))}"
-    if is_plain and not matching:
+    required_label_set = required_labels(queue_key)
+    registered_workers = context.workers
+    matching_workers = [worker for worker, labels in registered_workers if required_label_set <= labels]
+    needed_text = f"a worker{_with_labels(sorted(required_label_set))}"
+    if is_plain and not matching_workers:
         # Workers of the plain queue need not register, so the absence of a registered one says nothing.
         return Clause(CLAIMABLE, f"waits until {needed_text} asks the queue for work", "")
-    if not registered:
-        return Clause(NO_WORKER, f"waits for {needed_text}: no worker is registered", "", None, _start_advice(required))
-    if not matching:
-        return _missing_labels_clause(registered, required, needed_text)
-    responsive = [worker for worker in matching if worker.state != core_worker.UNRESPONSIVE]
-    on_hold = [worker for worker in responsive if worker.hold and not worker.shutdown_reason]
-    available = [worker for worker in responsive if not worker.hold and not worker.shutdown_reason]
-    if not responsive:
-        text = f"waits for {needed_text}: {_share_of_matching(matching, matching)} stopped answering"
-        advice = "Check the workers that do not answer, or start another worker."
-        return Clause(UNRESPONSIVE, text, matching[0].id, None, advice)
-    if not available and on_hold:
-        return _on_hold_clause(on_hold, len(matching), needed_text)
-    if not available:
-        other_text = ", and the rest stopped answering" if len(responsive) < len(matching) else ""
-        text = f"waits for {needed_text}: {_share_of_matching(responsive, matching)}"
+    if not registered_workers:
+        return Clause(
+            NO_WORKER, f"waits for {needed_text}: no worker is registered", "", None, _start_advice(required_label_set)
+        )
+    if not matching_workers:
+        return _missing_labels_clause(registered_workers, required_label_set, needed_text)
+    responsive_workers = [worker for worker in matching_workers if worker.state != core_worker.UNRESPONSIVE]
+    workers_on_hold = [worker for worker in responsive_workers if worker.hold and not worker.shutdown_reason]
+    available_workers = [worker for worker in responsive_workers if not worker.hold and not worker.shutdown_reason]
+    if not responsive_workers:
+        text = f"waits for {needed_text}: {_share_of_matching(matching_workers, matching_workers)} stopped answering"
+        details = "Check the workers that do not answer, or start another worker."
+        return Clause(UNRESPONSIVE, text, matching_workers[0].id, None, details)
+    if not available_workers and workers_on_hold:
+        return _on_hold_clause(workers_on_hold, len(matching_workers), needed_text)
+    if not available_workers:
+        other_text = ", and the rest stopped answering" if len(responsive_workers) < len(matching_workers) else ""
+        text = f"waits for {needed_text}: {_share_of_matching(responsive_workers, matching_workers)}"
         text += f" will shut down and take no new work{other_text}"
-        return Clause(LEAVING, text, responsive[0].id, None, _start_advice(required))
-    free_workers = [worker for worker in available if _has_free_slot(worker)]
+        return Clause(LEAVING, text, responsive_workers[0].id, None, _start_advice(required_label_set))
+    free_workers = [worker for worker in available_workers if _has_free_slot(worker)]
     if not free_workers:
-        return _busy_clause(context, available, len(matching), needed_text, is_any_on_hold=bool(on_hold))
+        return _busy_clause(
+            context, available_workers, len(matching_workers), needed_text, is_any_on_hold=bool(workers_on_hold)
+        )
     return Clause(CLAIMABLE, _claimable_text(free_workers), free_workers[0].id)
 
 
@@ -85,12 +89,14 @@ def _left_to_others(context: ExplainContext, attempt: Attempt) -> Clause | None:
 
     Return None if that is not the case. The other workers may be busy.
     """
-    required = required_labels(attempt.queue_key)
-    available = [
-        worker for worker, labels in context.workers if required <= labels and core_worker.accepts_work(worker)
+    required_label_set = required_labels(attempt.queue_key)
+    available_workers = [
+        worker
+        for worker, labels in context.workers
+        if required_label_set <= labels and core_worker.accepts_work(worker)
     ]
-    avoided_ids = [worker.id for worker in available if avoids(attempt, worker.id) and _has_free_slot(worker)]
-    other_workers = [worker for worker in available if not avoids(attempt, worker.id)]
+    avoided_ids = [worker.id for worker in available_workers if avoids(attempt, worker.id) and _has_free_slot(worker)]
+    other_workers = [worker for worker in available_workers if not avoids(attempt, worker.id)]
     if not avoided_ids or not other_workers:
         return None
     avoided_text = (
@@ -98,23 +104,23 @@ def _left_to_others(context: ExplainContext, attempt: Attempt) -> Clause | None:
     )
     free_workers = [worker for worker in other_workers if _has_free_slot(worker)]
     if not free_workers:
-        needed_text = f"a worker{_with_labels(sorted(required))}"
+        needed_text = f"a worker{_with_labels(sorted(required_label_set))}"
         busy_clause = _busy_clause(context, other_workers, len(other_workers), needed_text, is_any_on_hold=False)
-        return Clause(BUSY, f"{busy_clause.text}; {avoided_text}", other_workers[0].id, None, busy_clause.advice)
+        return Clause(BUSY, f"{busy_clause.text}; {avoided_text}", other_workers[0].id, None, busy_clause.details)
     return Clause(CLAIMABLE, f"{_claimable_text(free_workers)}; {avoided_text}", free_workers[0].id)
 
 
-def _on_hold_clause(on_hold: Sequence[Worker], matching_count: int, needed_text: str) -> Clause:
+def _on_hold_clause(workers_on_hold: Sequence[Worker], matching_count: int, needed_text: str) -> Clause:
     """Return the clause for an attempt of which no matching worker takes work, and some are drained or quarantined."""
     text = "; ".join(
-        f"worker {one_line(worker.id)} matches, but {describe_hold(worker)}" for worker in on_hold[:MAX_LISTED]
+        f"worker {one_line(worker.id)} matches, but {describe_hold(worker)}" for worker in workers_on_hold[:MAX_LISTED]
     )
-    if len(on_hold) > MAX_LISTED:
-        unlisted_count = len(on_hold) - MAX_LISTED
+    if len(workers_on_hold) > MAX_LISTED:
+        unlisted_count = len(workers_on_hold) - MAX_LISTED
         text += f"; {unlisted_count} more {'is' if unlisted_count == 1 else 'are'} on hold"
-    other_text = "" if len(on_hold) == matching_count else ", and the rest stopped answering or will shut down"
-    advice = f"`deltaci workers resume {one_line(on_hold[0].id)}` lets it take work again."
-    return Clause(ON_HOLD, f"waits for {needed_text}: {text}{other_text}", on_hold[0].id, None, advice)
+    other_text = "" if len(workers_on_hold) == matching_count else ", and the rest stopped answering or will shut down"
+    details = f"`deltaci workers resume {one_line(workers_on_hold[0].id)}` lets it take work again."
+    return Clause(ON_HOLD, f"waits for {needed_text}: {text}{other_text}", workers_on_hold[0].id, None, details)
 
 
 def describe_hold(worker: Worker) -> str:
@@ -130,41 +136,53 @@ def describe_hold(worker: Worker) -> str:
 
 
 def _missing_labels_clause(
-    registered: Sequence[tuple[Worker, set[str]]], required: set[str], needed_text: str
+    registered_workers: Sequence[tuple[Worker, set[str]]], required_label_set: set[str], needed_text: str
 ) -> Clause:
-    closest, labels = min(registered, key=lambda pair: len(required - pair[1]))
-    missing = sorted(required - labels)
-    if len(registered) == 1:
-        text = f"the only worker, {one_line(closest.id)}, lacks {listed(missing, 8)}"
-    elif len(required) == 1:
-        text = f"none of the {len(registered)} workers has it"
+    closest, labels = min(registered_workers, key=lambda pair: len(required_label_set - pair[1]))
+    missing_labels = sorted(required_label_set - labels)
+    if len(registered_workers) == 1:
+        text = f"the only worker, {one_line(closest.id)}, lacks {listed(missing_labels, 8)}"
+    elif len(required_label_set) == 1:
+        text = f"none of the {len(registered_workers)} workers has it"
     else:
-        text = f"none of the {len(registered)} workers has all of them; the closest, {one_line(closest.id)},"
-        text += f" lacks {listed(missing, 8)}"
-    return Clause(NO_FITTING_WORKER, f"waits for {needed_text}: {text}", closest.id, None, _start_advice(required))
+        text = f"none of the {len(registered_workers)} workers has all of them; the closest, {one_line(closest.id)},"
+        text += f" lacks {listed(missing_labels, 8)}"
+    return Clause(
+        NO_FITTING_WORKER,
+        f"waits for {needed_text}: {text}",
+        closest.id,
+        None,
+        _start_advice(required_label_set),
+    )
 
 
 def _busy_clause(
     context: ExplainContext,
-    available: Sequence[Worker],
+    available_workers: Sequence[Worker],
     matching_count: int,
     needed_text: str,
     *,
     is_any_on_hold: bool,
 ) -> Clause:
-    worker_texts = [f"{one_line(worker.id)} with {listed(worker.tasks, 2)}" for worker in available[:MAX_LISTED]]
-    if len(available) > MAX_LISTED:
-        worker_texts.append(f"{len(available) - MAX_LISTED} more with other work")
-    is_all = len(available) == matching_count
-    subject = _all_matching(len(available)) if is_all else f"{len(available)} of the {matching_count} matching workers"
-    verb = "is" if len(available) in (1, matching_count) else "are"
-    unavailable = (
+    worker_texts = [
+        f"{one_line(worker.id)} with {listed(worker.tasks, 2)}" for worker in available_workers[:MAX_LISTED]
+    ]
+    if len(available_workers) > MAX_LISTED:
+        worker_texts.append(f"{len(available_workers) - MAX_LISTED} more with other work")
+    is_all = len(available_workers) == matching_count
+    subject = (
+        _all_matching(len(available_workers))
+        if is_all
+        else f"{len(available_workers)} of the {matching_count} matching workers"
+    )
+    verb = "is" if len(available_workers) in (1, matching_count) else "are"
+    unavailable_text = (
         "stopped answering, is on hold or will shut down" if is_any_on_hold else "stopped answering or will shut down"
     )
-    other_text = "" if is_all else f", and the rest {unavailable}"
+    other_text = "" if is_all else f", and the rest {unavailable_text}"
     task_text = "" if context.is_brief else f" ({'; '.join(worker_texts)})"
     text = f"waits for {needed_text}: {subject} {verb} busy{task_text}{other_text}"
-    return Clause(BUSY, text, available[0].id, None, "It is claimed when a slot becomes free.")
+    return Clause(BUSY, text, available_workers[0].id, None, "It is claimed when a slot becomes free.")
 
 
 def _with_labels(labels: Sequence[str]) -> str:
@@ -173,18 +191,20 @@ def _with_labels(labels: Sequence[str]) -> str:
     return f" with the label{'' if len(labels) == 1 else 's'} {listed(labels, 8)}"
 
 
-def _start_advice(required: set[str]) -> str:
-    if not required:
+def _start_advice(required_label_set: set[str]) -> str:
+    if not required_label_set:
         return "Start one with `deltaci runner`."
-    joined_labels = one_line(",".join(sorted(required)))
+    joined_labels = one_line(",".join(sorted(required_label_set)))
     return f"Start one with `deltaci runner --labels {joined_labels}`, or change the labels that the job requires."
 
 
-def _all_matching(number: int) -> str:
-    return "the only matching worker" if number == 1 else f"each of the {number} matching workers"
+def _all_matching(matching_count: int) -> str:
+    return "the only matching worker" if matching_count == 1 else f"each of the {matching_count} matching workers"
 
 
-def _share_of_matching(workers: Sequence[Worker], matching: Sequence[Worker]) -> str:
-    is_all = len(workers) == len(matching)
-    subject = _all_matching(len(workers)) if is_all else f"{len(workers)} of the {len(matching)} matching workers"
+def _share_of_matching(workers: Sequence[Worker], matching_workers: Sequence[Worker]) -> str:
+    is_all = len(workers) == len(matching_workers)
+    subject = (
+        _all_matching(len(workers)) if is_all else f"{len(workers)} of the {len(matching_workers)} matching workers"
+    )
     return f"{subject} ({listed([worker.id for worker in workers])})"

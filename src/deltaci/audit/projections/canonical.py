@@ -45,14 +45,20 @@ def canonical_events(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _with_formatted_times(event: Event) -> Event:
-    return _replace(event, metadata={key: _format_times(key, value) for key, value in event.metadata.items()})
+    return _replace(
+        event,
+        metadata={
+            metadata_key: _format_times(metadata_key, metadata_value)
+            for metadata_key, metadata_value in event.metadata.items()
+        },
+    )
 
 
 def _format_times(key: str, value: Any) -> Any:
     if key in TIME_KEYS:
         return rfc3339(value) if value else None
     if key == "lease":
-        return {name: _format_times(name, part) for name, part in value.items()}
+        return {member_name: _format_times(member_name, member) for member_name, member in value.items()}
     return value
 
 
@@ -76,5 +82,5 @@ def _implied(event: Event) -> dict[str, str]:
 
 
 def _replace(event: Event, **changes: Any) -> Event:
-    fields = {name: getattr(event, name) for name in event.__struct_fields__}
-    return Event(**{**fields, **changes})
+    event_fields = {field_name: getattr(event, field_name) for field_name in event.__struct_fields__}
+    return Event(**{**event_fields, **changes})

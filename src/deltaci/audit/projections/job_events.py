@@ -37,11 +37,11 @@ class JobEventsExporter:
                 yield from self._export(event)
 
     def _export(self, event: Event) -> Iterator[dict[str, Any]]:
-        job = self._live_jobs.setdefault(event.entity_id, _JobState())
-        steps, job.status = JOB_VIEW.project_change(job.status, change_of(event))
+        job_state = self._live_jobs.setdefault(event.entity_id, _JobState())
+        steps, job_state.status = JOB_VIEW.project_change(job_state.status, change_of(event))
         for step in steps:
-            job.rev += 1
-            job.attempt += step.trigger == "claimed"
+            job_state.rev += 1
+            job_state.attempt += step.trigger == "claimed"
             job_event: dict[str, Any] = {
                 "type": step.trigger,
                 "job_id": event.entity_id,
@@ -49,8 +49,8 @@ class JobEventsExporter:
                 "to_status": step.target,
                 "at": rfc3339(event.at),
                 "actor": step.actor,
-                "attempt": job.attempt,
-                "rev": job.rev,
+                "attempt": job_state.attempt,
+                "rev": job_state.rev,
             }
             if event.request_id:
                 job_event["request_id"] = event.request_id
@@ -66,8 +66,8 @@ class JobEventsExporter:
 def takeover(event: Event) -> dict[str, str]:
     """Return who ended the attempt in a way that document 004 has no word for, and why."""
     metadata = event.metadata
-    person = event.actor if event.to == CANCEL_REQUESTED else metadata.get("canceled_by", ORCHESTRATOR)
-    return {"by": person, "reason": metadata["error"]["code"] if "error" in metadata else metadata.get("reason", "")}
+    canceler = event.actor if event.to == CANCEL_REQUESTED else metadata.get("canceled_by", ORCHESTRATOR)
+    return {"by": canceler, "reason": metadata["error"]["code"] if "error" in metadata else metadata.get("reason", "")}
 
 
 def job_events(events: Iterable[Event]) -> Iterator[dict[str, Any]]:

@@ -95,25 +95,31 @@ class TransitionsExporter:
                 yield from self._export(event)
 
     def _export(self, event: Event) -> Iterator[dict[str, Any]]:
-        entity = self._live_entities.get(event.entity_id)
-        if entity is None:
+        entity_state = self._live_entities.get(event.entity_id)
+        if entity_state is None:
             if event.from_ is not None or (event.entity == JOB and event.run_id not in self._live_entities):
                 return
-            entity = self._create(event)
-        old_state = entity.state
-        steps, entity.state = _VIEWS[event.entity].project_change(old_state, change_of(event))
+            entity_state = self._create(event)
+        old_state = entity_state.state
+        steps, entity_state.state = _VIEWS[event.entity].project_change(old_state, change_of(event))
         if event.entity == WORKER and not steps:
             # The document has no such transition, so the new capabilities are added to the worker's next one.
-            entity.properties.update({key: event.metadata[key] for key in _WORKER_KEYS if key in event.metadata})
-        if event.to == core_job.RUNNING and not entity.started_at:
-            entity.started_at = self._latest_event_at
+            entity_state.properties.update(
+                {
+                    metadata_key: event.metadata[metadata_key]
+                    for metadata_key in _WORKER_KEYS
+                    if metadata_key in event.metadata
+                }
+            )
+        if event.to == core_job.RUNNING and not entity_state.started_at:
+            entity_state.started_at = self._latest_event_at
         if steps and old_state is not None:
-            yield self._transition(event, entity, old_state, steps[-1].target)
-        entity.has_ended = event.to in _TERMINAL[event.entity]
-        if entity.has_ended:
-            self._forget(event, entity)
+            yield self._transition(event, entity_state, old_state, steps[-1].target)
+        entity_state.has_ended = event.to in _TERMINAL[event.entity]
+        if entity_state.has_ended:
+            self._forget(event, entity_state)
 
-    def _forget(self, event: Event, entity: EntityState) -> None:
+    def _forget(self, event: Event, entity_state: EntityState) -> None:
         """Drop an entity that has ended, and the ended tasks of a run with it.
 
         A task is kept until its run ends, because other tasks may need it.
@@ -121,30 +127,38 @@ class TransitionsExporter:
         if event.entity == JOB and event.run_id in self._live_entities:
             return
         del self._live_entities[event.entity_id]
-        for task_id in entity.task_ids:
+        for task_id in entity_state.task_ids:
             if self._live_entities[task_id].has_ended:
                 del self._live_entities[task_id]
 
     def _create(self, event: Event) -> EntityState:
-        entity = self._live_entities[event.entity_id] = EntityState()
+        entity_state = self._live_entities[event.entity_id] = EntityState()
         if event.entity == WORKER:
             self._has_workers = True
-            entity.properties["export_version"] = EXPORT_VERSION
+            entity_state.properties["export_version"] = EXPORT_VERSION
         if event.entity == JOB:
-            entity.properties = {key: event.metadata[key] for key in _CREATION_KEYS if key in event.metadata}
+            entity_state.properties = {
+                metadata_key: event.metadata[metadata_key]
+                for metadata_key in _CREATION_KEYS
+                if metadata_key in event.metadata
+            }
             if event.metadata.get("kind") == core_job.APPROVAL:
-                entity.state = LEFT_OUT
+                entity_state.state = LEFT_OUT
             self._live_entities[event.run_id].task_ids.append(event.entity_id)
-        return entity
+        return entity_state
 
-    def _transition(self, event: Event, entity: EntityState, source: str, target: str) -> dict[str, Any]:
-        metadata = {key: event.metadata[key] for key in _COPIED_KEYS if event.metadata.get(key) not in (None, "")}
+    def _transition(self, event: Event, entity_state: EntityState, source: str, target: str) -> dict[str, Any]:
+        metadata = {
+            metadata_key: event.metadata[metadata_key]
+            for metadata_key in _COPIED_KEYS
+            if event.metadata.get(metadata_key) not in (None, "")
+        }
         trigger = event.trigger
         if event.entity == JOB:
             metadata["workstream_id"] = event.run_id
-            entity.reclaims += source == target
-            if entity.reclaims:
-                metadata["reclaim_count"] = entity.reclaims
+            entity_state.reclaims += source == target
+            if entity_state.reclaims:
+                metadata["reclaim_count"] = entity_state.reclaims
             worker_id = metadata.get("worker_id")
             if worker_id is not None and self._is_unlisted(worker_id):
                 metadata["unlisted_worker_id"] = metadata.pop("worker_id")
@@ -154,16 +168,22 @@ class TransitionsExporter:
                 # Its new capacity has no line yet, because the document has no such transition.
                 metadata["max_concurrent_tasks"] = self._live_entities[worker_id].properties["max_concurrent_tasks"]
             if source == "pending":
-                metadata.update(self._task_properties(entity))
+                metadata.update(self._task_properties(entity_state))
         elif event.entity == RUN:
             trigger = WORKSTREAM_TRIGGERS[source, target]
-            metadata.update(self._workstream_metadata(event, entity, target))
+            metadata.update(self._workstream_metadata(event, entity_state, target))
         else:
-            metadata.update(entity.properties)
-            metadata.update({key: event.metadata[key] for key in _WORKER_KEYS if key in event.metadata})
-            entity.properties = {}
-        if event.to in (core_job.TERMINAL | set(core_run.OVER)) and entity.started_at:
-            metadata["duration_seconds"] = (self._latest_event_at - entity.started_at) / SECOND
+            metadata.update(entity_state.properties)
+            metadata.update(
+                {
+                    metadata_key: event.metadata[metadata_key]
+                    for metadata_key in _WORKER_KEYS
+                    if metadata_key in event.metadata
+                }
+            )
+            entity_state.properties = {}
+        if event.to in (core_job.TERMINAL | set(core_run.OVER)) and entity_state.started_at:
+            metadata["duration_seconds"] = (self._latest_event_at - entity_state.started_at) / SECOND
         if takeover := _takeover(event, trigger, metadata):
             metadata["takeover"] = takeover
         return {
@@ -179,26 +199,29 @@ class TransitionsExporter:
 
     def _is_unlisted(self, worker_id: str) -> bool:
         # A worker `host` may run tasks as `host/1`, without a registration for each.
-        names = (worker_id, worker_id.partition("/")[0])
-        return self._has_workers and not any(name in self._live_entities for name in names)
+        possible_names = (worker_id, worker_id.partition("/")[0])
+        return self._has_workers and not any(name in self._live_entities for name in possible_names)
 
-    def _task_properties(self, entity: EntityState) -> dict[str, Any]:
-        properties = entity.properties
+    def _task_properties(self, entity_state: EntityState) -> dict[str, Any]:
+        properties = entity_state.properties
         return {
-            "depends_on": [id for id in properties["needs"] if self._must_complete(id)],
+            "depends_on": [need_id for need_id in properties["needs"] if self._must_complete(need_id)],
             "critical": properties["is_required"],
             "max_retries": properties["max_attempts"] - 1,
         }
 
-    def _must_complete(self, id: str) -> bool:
+    def _must_complete(self, job_id: str) -> bool:
         """Return whether the job with this id is a required task. The export names only such needs as dependencies."""
-        properties = self._live_entities[id].properties
+        properties = self._live_entities[job_id].properties
         return bool(properties["kind"] == core_job.TASK and properties["is_required"])
 
-    def _workstream_metadata(self, event: Event, entity: EntityState, target: str) -> dict[str, Any]:
+    def _workstream_metadata(self, event: Event, entity_state: EntityState, target: str) -> dict[str, Any]:
         if target == "ready":
             return {
-                "task_count": sum(self._live_entities[id].properties["kind"] == core_job.TASK for id in entity.task_ids)
+                "task_count": sum(
+                    self._live_entities[task_id].properties["kind"] == core_job.TASK
+                    for task_id in entity_state.task_ids
+                )
             }
         job_id = event.metadata.get("job_id", "")
         if target == "executing":

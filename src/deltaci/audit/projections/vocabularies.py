@@ -99,10 +99,10 @@ def job_of(event: Event) -> str:
     """Return the name of the job that the event is about, or an empty string for an event of the run."""
     if event.entity == RUN:
         return ""
-    name = event.entity_id.removeprefix(f"{event.run_id}/")
+    job_name = event.entity_id.removeprefix(f"{event.run_id}/")
     if event.entity == LEASE:
-        name = name.rpartition("#")[0]
-    return name.rpartition(".")[0] if event.entity in (ATTEMPT, LEASE) else name
+        job_name = job_name.rpartition("#")[0]
+    return job_name.rpartition(".")[0] if event.entity in (ATTEMPT, LEASE) else job_name
 
 
 def _canonical_step(event: Event) -> ProjectedStep:

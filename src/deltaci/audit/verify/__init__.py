@@ -83,5 +83,5 @@ def verify(lines: Iterable[bytes], format: str = "", progress: Callable[[int], N
     if verifier is None:
         return Report("an empty log")
     report = verifier.end()
-    report.lines = event_count
+    report.event_count = event_count
     return report

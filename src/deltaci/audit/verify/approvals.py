@@ -34,10 +34,11 @@ def check_created(verifier: CanonicalVerifier, job: TrackedJob, metadata: JobMet
 
 
 def check_decision(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
-    """Report an approval or rejection that is wrong.
+    """Report an approval, rejection or expiry of a gate that breaks a rule.
 
-    It must come from a person who may decide and be about the current plan, and its event must list the approvers so
-    far.
+    The rules: only an approval job is decided; only a person rejects; the decision is about the current plan; the
+    approver may approve, and counts once; the gate succeeds with the last required approval; the event lists the
+    approvers so far.
     """
     if event.from_ != core_job.WAITING_APPROVAL or event.to == core_job.CANCELED:
         return

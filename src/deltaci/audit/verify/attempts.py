@@ -60,9 +60,10 @@ def _expected_lease_states(attempt: TrackedAttempt, event: EventLine) -> frozens
 def check_owner(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """Report an event that a worker caused without holding the attempt's live lease.
+    """Report an event of a worker that breaks a rule.
 
-    A claim must be for the worker that makes it, and a worker of a run must be IDLE or BUSY.
+    The rules: a claim is for the worker that makes it; any other event is caused by the holder of the live lease,
+    before the lease expires; a worker of a run is IDLE or BUSY.
     """
     if actor_kind(event.actor) != RUNNER:
         return
@@ -101,9 +102,10 @@ def check_owner(
 def check_created(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """Report a new attempt that lacks a required field, has a wrong index or id, or whose job is not QUEUED.
+    """Report a new attempt that breaks a rule, and link it to its job.
 
-    Link it to the job.
+    The rules: it has all required fields, and the index and id that its job expects; the job is a task that is QUEUED;
+    the attempt before it has ended. An attempt without a job has index 1.
     """
     if event.from_ != core_attempt.CREATED:
         return
@@ -239,18 +241,19 @@ def check_no_claim(
 def check_lease(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """Report a missing lease change, or a change that does not fit the lease's state or the attempt's new state.
+    """Report a wrong or missing lease change, and update the tracked lease.
 
-    Then update the tracked lease.
+    The change must fit the state of the lease, the lease machine and the new state of the attempt. A grant must be for
+    a worker that may take the attempt, and times must follow from the lease duration and the accept window.
     """
-    expected = _expected_lease_states(attempt, event)
+    expected_states = _expected_lease_states(attempt, event)
     change = metadata.lease
     if change is None:
-        if expected:
+        if expected_states:
             verifier.flag(
                 "MOD-E3",
                 f"attempt {attempt.id} goes {event.from_} → {event.to} without a lease change",
-                f"lease → {' or '.join(sorted(expected))}",
+                f"lease → {' or '.join(sorted(expected_states))}",
             )
             attempt.lease_state = (
                 None
@@ -258,8 +261,8 @@ def check_lease(
                 else attempt.lease_state
             )
         return
-    if change.to not in expected:
-        expected_change = f"lease → {' or '.join(sorted(expected))}" if expected else "no lease change"
+    if change.to not in expected_states:
+        expected_change = f"lease → {' or '.join(sorted(expected_states))}" if expected_states else "no lease change"
         verifier.flag(
             "ORC-LF2",
             f"attempt {attempt.id} goes {event.from_} → {event.to} and its lease {change.from_} → {change.to}",
@@ -359,11 +362,11 @@ def _check_grant(verifier: CanonicalVerifier, attempt: TrackedAttempt, event: Ev
             verifier.flag(
                 "WST-KI1", f"worker {worker.id} holds {len(worker.attempt_ids)} leases", f"at most {worker.slots}"
             )
-        missing = set(attempt.queue_key.split(",")) - {""} - worker.labels
-        if missing:
+        missing_labels = set(attempt.queue_key.split(",")) - {""} - worker.labels
+        if missing_labels:
             verifier.flag(
                 "WST-KG2",
-                f"worker {worker.id} lacks {', '.join(sorted(missing))} for {attempt.id}",
+                f"worker {worker.id} lacks {', '.join(sorted(missing_labels))} for {attempt.id}",
                 "a worker that has them",
             )
 
@@ -578,7 +581,12 @@ def check_requeued(
 def check_finished(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """Report a success with another exit code than 0, and a failure without an error or with the wrong error code."""
+    """Report an end of an attempt that breaks a rule.
+
+    The rules: a success has exit code 0 and no error; any other end has an error, with the code for a timeout or for
+    lost leases, which is not retryable in the class USER; it fails for lost leases only after too many of them, and
+    times out only after its timeout.
+    """
     if event.to == core_attempt.SUCCEEDED:
         if metadata.exit_code != 0 or metadata.error is not None:
             verifier.flag(
@@ -597,17 +605,19 @@ def check_finished(
             f"attempt {attempt.id} failed with class USER and is retryable",
             "is_retryable=False for class USER",
         )
-    codes = {core_attempt.TIMED_OUT: "TIMED_OUT"}
+    expected_codes = {core_attempt.TIMED_OUT: "TIMED_OUT"}
     if event.from_ == core_attempt.STALE:
-        codes[core_attempt.FAILED] = "LEASE_LOST"
+        expected_codes[core_attempt.FAILED] = "LEASE_LOST"
         if attempt.lost_leases <= attempt.max_lost_leases:
             verifier.flag(
                 "MOD-5",
                 f"attempt {attempt.id} is given up after {attempt.lost_leases} lost leases",
                 f"more than {attempt.max_lost_leases}",
             )
-    if event.to in codes and metadata.error.code != codes[event.to]:
-        verifier.flag("MOD-F3", f"attempt {attempt.id} is {event.to} for {metadata.error.code}", codes[event.to])
+    if event.to in expected_codes and metadata.error.code != expected_codes[event.to]:
+        verifier.flag(
+            "MOD-F3", f"attempt {attempt.id} is {event.to} for {metadata.error.code}", expected_codes[event.to]
+        )
     if event.to == core_attempt.TIMED_OUT and event.at < attempt.started_at + attempt.timeout:
         verifier.flag(
             "ORC-T2",
@@ -644,9 +654,10 @@ def check_cancel_request(
 def check_canceled(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
-    """Report a cancellation for another reason than was requested, and a forced cancellation that is too early.
+    """Report the end of a cancellation that breaks a rule.
 
-    It may be forced after the deadline, or if the lease was not accepted in time or is not live.
+    The rules: reason and canceller are those of the request; `is_forced` is true exactly if no runner confirmed it, and
+    only a runner adds a message; a live lease is revoked only after the deadline, or if it was not accepted in time.
     """
     if metadata.reason != attempt.cancel_reason:
         verifier.flag(
@@ -705,7 +716,8 @@ _JOB_STATES: Final = {
 def check_transaction(verifier: CanonicalVerifier, attempt: TrackedAttempt) -> None:
     """At the end of a transaction, report an attempt that must not stay in its state.
 
-    A lost attempt must be requeued or failed unless it is fenced. The state of the job must fit that of the attempt.
+    A lost attempt must be requeued or failed unless it is fenced, an attempt that is asked to cancel must have a live
+    lease, and the state of the job must fit that of its latest attempt.
     """
     may_be_claimed_later = attempt.at < attempt.fence_until and attempt.lost_leases <= attempt.max_lost_leases
     if (

@@ -105,10 +105,10 @@ EntityEventLine = RunEventLine | JobEventLine | AttemptEventLine | WorkerEventLi
 Problem = tuple[str, str, str]  # The rule, what the log says, and what would be legal.
 
 
-def legal_targets(entity: str, source: str | None) -> str:
+def legal_targets(entity: str, from_state: str | None) -> str:
     """Return the transitions that are allowed from a state, as text for a message."""
     transitions = [
-        f"{target} by {trigger}" for (name, from_, target, trigger) in LEGAL if (name, from_) == (entity, source)
+        f"{target} by {trigger}" for (kind, from_, target, trigger) in LEGAL if (kind, from_) == (entity, from_state)
     ]
     return ", ".join(transitions) or "nothing: the state is terminal"
 
@@ -223,14 +223,14 @@ class CanonicalVerifier:
 
         Report an event that cannot be the first of its entity, and return None.
         """
-        self.report.entities += 1
+        self.report.entity_count += 1
         initial = core_attempt.CREATED if event.entity == ATTEMPT else None
         if event.from_ != initial or event.rev != 1 or event.entity_id in self.recent:
             status = "has ended" if event.entity_id in self.recent else "was never created"
             rule = "MOD-9" if event.entity_id in self.recent else "MOD-10"
             problem = f"{event.entity} {event.entity_id} {status}, and now goes {event.from_} → {event.to}"
             self.flag(rule, problem, "its creation first")
-            self.report.entities -= 1
+            self.report.entity_count -= 1
             return None
         entity = self._build_entity(event)
         if entity is not None:

@@ -77,7 +77,7 @@ class JobEventsVerifier:
                 )
                 return
             job = self.live[event.job_id] = _TrackedJob()
-            self.report.entities += 1
+            self.report.entity_count += 1
         self._check_transition(job, event)
         self._check_numbers(job, event)
         self._check_owner(job, event)

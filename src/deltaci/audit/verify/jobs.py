@@ -40,12 +40,12 @@ def update_counters(job: TrackedJob, old_state: str | None) -> None:
     if new_state == old_state:
         return
     opened = (old_state is None) - (new_state in core_job.TERMINAL)
-    run.open_jobs += opened
-    run.open_optional_jobs += opened * (not job.is_required)
-    run.active_jobs += (new_state in core_job.ACTIVE) - (old_state in core_job.ACTIVE)
-    run.waiting_jobs += (new_state == core_job.WAITING_APPROVAL) - (old_state == core_job.WAITING_APPROVAL)
+    run.open_job_count += opened
+    run.open_optional_job_count += opened * (not job.is_required)
+    run.active_job_count += (new_state in core_job.ACTIVE) - (old_state in core_job.ACTIVE)
+    run.waiting_job_count += (new_state == core_job.WAITING_APPROVAL) - (old_state == core_job.WAITING_APPROVAL)
     run.has_started_job = run.has_started_job or new_state == core_job.RUNNING
-    run.lost_required_jobs += job.is_required and new_state in (core_job.FAILED, core_job.CANCELED)
+    run.lost_required_job_count += job.is_required and new_state in (core_job.FAILED, core_job.CANCELED)
     if is_satisfied(job):
         for dependent in run.dependents.get(job.id, ()):
             dependent.unmet_count -= 1
@@ -55,9 +55,10 @@ def update_counters(job: TrackedJob, old_state: str | None) -> None:
 
 
 def check_created(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
-    """Report a job that is created outside the planning of its run or lacks a required field.
+    """Report a new job that lacks a required field, is created outside the planning of its run, or is a gate with
+    attempts.
 
-    Add the job to its run.
+    Check the settings of a gate, and add the job to its run.
     """
     if event.from_ is not None:
         return
@@ -99,22 +100,29 @@ def check_created(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine
 
 
 def check_released(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
-    """Report a job that leaves PENDING although its run is not live or it still waits for other jobs.
+    """Report a job that leaves PENDING and breaks a rule.
 
-    It waits until its needs are satisfied and the jobs in its `after` have ended.
+    The rules: its needs are satisfied and the jobs in its `after` have ended; a task becomes QUEUED, an approval
+    WAITING_APPROVAL; its run is active.
     """
     if event.from_ != core_job.PENDING:
         return
     if job.unmet_count:
-        unsatisfied = [need for need in job.needs if need not in job.run.jobs or not is_satisfied(job.run.jobs[need])]
-        if unsatisfied:
+        unsatisfied_ids = [
+            need for need in job.needs if need not in job.run.jobs or not is_satisfied(job.run.jobs[need])
+        ]
+        if unsatisfied_ids:
             verifier.flag(
-                "WST-TI6", f"job {job.id} is {event.to} while it needs {', '.join(unsatisfied)}", "every need satisfied"
+                "WST-TI6",
+                f"job {job.id} is {event.to} while it needs {', '.join(unsatisfied_ids)}",
+                "every need satisfied",
             )
         else:
-            unfinished = [id for id in job.after if id not in job.run.jobs or not _has_ended(job.run.jobs[id])]
+            unfinished_ids = [id for id in job.after if id not in job.run.jobs or not _has_ended(job.run.jobs[id])]
             verifier.flag(
-                "MOD-D1", f"job {job.id} is {event.to}, but comes after {', '.join(unfinished)}", "all of these ended"
+                "MOD-D1",
+                f"job {job.id} is {event.to}, but comes after {', '.join(unfinished_ids)}",
+                "all of these ended",
             )
     if job.is_task != (event.to == core_job.QUEUED):
         verifier.flag(
@@ -144,7 +152,11 @@ def check_attempt_number(verifier: CanonicalVerifier, job: TrackedJob, event: Ev
 
 
 def check_started(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
-    """Report a job that starts to run without a lease of its latest attempt to the worker that is named."""
+    """Report a job that starts to run and breaks a rule.
+
+    The rules: its latest attempt is LEASED to the named worker; `is_reclaim` is set exactly if it was RUNNING already;
+    only then it may name the worker that lost it.
+    """
     latest_attempt = job.latest_attempt
     if (
         latest_attempt is None
@@ -174,7 +186,7 @@ def check_started(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine
 
 
 def check_validating(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
-    """Report a job that is validated although its latest attempt has not succeeded."""
+    """Report a job that is validated although its latest attempt has not succeeded, or that names another attempt."""
     if (
         job.latest_attempt is None
         or job.latest_attempt.state != core_attempt.SUCCEEDED
@@ -205,8 +217,8 @@ def check_validated(verifier: CanonicalVerifier, job: TrackedJob, event: EventLi
 def check_attempt_failed(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
     """Report a wrong reaction to a failed attempt.
 
-    The job must be retried if the failure may be retried and attempts remain, otherwise fail, with the failure of its
-    attempt.
+    The job must be retried, after the backoff, if the failure may be retried and attempts remain; otherwise it must
+    fail. The event must have the failure of the attempt and the right counts.
     """
     if event.from_ != core_job.RUNNING:
         return
@@ -254,14 +266,14 @@ def check_attempt_failed(verifier: CanonicalVerifier, job: TrackedJob, event: Ev
 def _check_backoff(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine, metadata: JobMetadata) -> None:
     backoff = timedelta(seconds=backoff_seconds(job.attempt_count, job.base_delay_seconds, job.max_delay_seconds))
     fence_until = job.latest_attempt.fence_until if job.latest_attempt else EPOCH
-    earliest = max(event.at + backoff, fence_until)
-    latest = max(event.at + backoff * (1 + job.jitter) + _MICROSECOND, fence_until)
+    earliest_run_at = max(event.at + backoff, fence_until)
+    latest_run_at = max(event.at + backoff * (1 + job.jitter) + _MICROSECOND, fence_until)
     job.next_run_at = metadata.next_run_at or EPOCH
-    if not earliest <= job.next_run_at <= latest:
+    if not earliest_run_at <= job.next_run_at <= latest_run_at:
         verifier.flag(
             "STP-E3",
             f"job {job.id} is retried at {job.next_run_at.isoformat()}",
-            f"{earliest.isoformat()}: now + 2^attempts * base",
+            f"{earliest_run_at.isoformat()}: now + 2^attempts * base",
         )
 
 
@@ -336,7 +348,11 @@ _ATTEMPT_STATES: Final = {
 
 
 def check_transaction(verifier: CanonicalVerifier, job: TrackedJob) -> None:
-    """At the end of a transaction, report a job whose latest attempt does not fit or that is wrongly still PENDING."""
+    """At the end of a transaction, report a job that must not stay in its state.
+
+    The state of its latest attempt must fit; it validates only if it has a validation that has not failed; a PENDING
+    job waits for another job; the family of a failed job is stopped if the job requires that.
+    """
     state = job.state or ""
     if job.is_task and state in _ATTEMPT_STATES:
         latest_attempt = job.latest_attempt

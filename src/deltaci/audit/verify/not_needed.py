@@ -61,9 +61,9 @@ def check_wait(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, m
 
 
 def _check_begin(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    required_count = run.open_jobs - run.open_optional_jobs
-    if required_count or not run.open_jobs:
-        problem = f"run {run.id} waits for {run.open_optional_jobs} optional jobs"
+    required_count = run.open_job_count - run.open_optional_job_count
+    if required_count or not run.open_job_count:
+        problem = f"run {run.id} waits for {run.open_optional_job_count} optional jobs"
         verifier.flag(RULE, f"{problem} with {required_count} required jobs open", "no required job open")
     job = run.jobs.get(metadata.job_id or "")
     if run.is_decided != (metadata.job_id is not None) or (job is None) != (metadata.job_id is None):
@@ -101,7 +101,7 @@ def check_transaction(verifier: CanonicalVerifier, run: TrackedRun) -> None:
     """At the end of a transaction, report a wait that has not begun, and jobs that outlast the end of the wait."""
     if run.state not in (core_run.QUEUED, core_run.RUNNING, core_run.WAITING_APPROVAL):
         return
-    if run.optional_wait is not None and not run.is_decided and 0 < run.open_jobs == run.open_optional_jobs:
+    if run.optional_wait is not None and not run.is_decided and 0 < run.open_job_count == run.open_optional_job_count:
         problem = f"run {run.id} has only optional jobs open, and does not begin to wait for them"
         verifier.flag(RULE, problem, core_run.OPTIONAL_WAIT_BEGAN)
     if run.wait_ended_at is None or run.wait_ended_at != run.scope.at:

@@ -42,32 +42,29 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct):
-    """The result of one verification.
-
-    `count` is the number of violations; `violations` has the first MAX_VIOLATIONS.
-    """
+    """The result of one verification. `violations` has only the first MAX_VIOLATIONS."""
 
     format: str
-    lines: int = 0
-    entities: int = 0
-    count: int = 0
+    event_count: int = 0
+    entity_count: int = 0
+    violation_count: int = 0
     violations: list[Violation] = []
 
     @property
     def is_legal(self) -> bool:
         """Whether the log has no violation."""
-        return self.count == 0
+        return self.violation_count == 0
 
     def add(self, line: int, rule: str, problem: str, legal: str) -> None:
         """Add a violation. Beyond MAX_VIOLATIONS, only count it."""
-        self.count += 1
+        self.violation_count += 1
         if len(self.violations) < MAX_VIOLATIONS:
             self.violations.append(Violation(line, rule, problem, legal))
 
     def summary(self) -> str:
         """Return the result as one line of text."""
-        size_text = f"{self.lines:,} lines of {self.format}, {self.entities:,} entities"
-        violations_text = "1 violation" if self.count == 1 else f"{self.count:,} violations"
+        size_text = f"{self.event_count:,} lines of {self.format}, {self.entity_count:,} entities"
+        violations_text = "1 violation" if self.violation_count == 1 else f"{self.violation_count:,} violations"
         return f"legal: {size_text}" if self.is_legal else f"not legal: {violations_text} in {size_text}"
 
 

@@ -107,9 +107,9 @@ def check_planned(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine
             f"{len(run.jobs)}, the number of jobs created",
         )
     for job in run.jobs.values():
-        unknown = [need for need in (*job.needs, *job.after) if need not in run.jobs]
-        if unknown:
-            verifier.flag("WST-TG1", f"job {job.id} waits for {', '.join(unknown)}", "jobs of its run")
+        unknown_ids = [need for need in (*job.needs, *job.after) if need not in run.jobs]
+        if unknown_ids:
+            verifier.flag("WST-TG1", f"job {job.id} waits for {', '.join(unknown_ids)}", "jobs of its run")
 
 
 def check_running(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
@@ -124,9 +124,9 @@ def check_running(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine
         run.started_at = event.at if metadata.cause != "timed_out" else EPOCH
         causes = {
             "job_started": run.has_started_job,
-            "approval_opened": run.waiting_jobs > 0 and not run.has_started_job,
+            "approval_opened": run.waiting_job_count > 0 and not run.has_started_job,
         }
-        causes["nothing_to_run"] = not run.open_jobs or (run.is_fail_fast and run.lost_required_jobs > 0)
+        causes["nothing_to_run"] = not run.open_job_count or (run.is_fail_fast and run.lost_required_job_count > 0)
         causes["timed_out"] = not run.has_started_job and event.at >= run.queued_at + _START
         if not causes.get(metadata.cause or ""):
             verifier.flag(
@@ -137,7 +137,7 @@ def check_running(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine
         return
     if run.waiting_since is not None:
         run.waited, run.waiting_since = run.waited + (event.at - run.waiting_since), None
-    if run.waiting_jobs and not run.active_jobs:
+    if run.waiting_job_count and not run.active_job_count:
         verifier.flag("MOD-8", f"run {run.id} resumes while it only waits for approvals", "WAITING_APPROVAL")
 
 
@@ -149,36 +149,37 @@ def check_waiting(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine
     if event.from_ == event.to:
         return
     run.waiting_since = event.at if metadata.stops_clock else None
-    if not run.waiting_jobs or run.active_jobs:
+    if not run.waiting_job_count or run.active_job_count:
         verifier.flag(
             "MOD-8",
-            f"run {run.id} waits with {run.waiting_jobs} jobs waiting and {run.active_jobs} active",
+            f"run {run.id} waits with {run.waiting_job_count} jobs waiting and {run.active_job_count} active",
             "at least one waiting and none active",
         )
 
 
 def check_done(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    """Report a successful run with a job that has not ended or a required job that did not succeed."""
-    if run.open_jobs or run.lost_required_jobs:
+    """Report a run that validates or succeeds with a job that has not ended or a required job that did not succeed."""
+    if run.open_job_count or run.lost_required_job_count:
         verifier.flag(
             "ORC-RF1",
-            f"run {run.id} is {event.to} with {run.open_jobs} open jobs"
-            f" and {run.lost_required_jobs} lost required jobs",
+            f"run {run.id} is {event.to} with {run.open_job_count} open jobs"
+            f" and {run.lost_required_job_count} lost required jobs",
             "all required jobs SUCCEEDED",
         )
 
 
 def check_failed(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    """Report a failed run without a required job that failed or was cancelled.
+    """Report a failed run that does not name a required job that failed or was cancelled.
 
     A run that is not fail-fast must also have no open job.
     """
     if event.from_ not in (core_run.RUNNING, core_run.WAITING_APPROVAL):
         return
-    if not run.lost_required_jobs or (run.open_jobs and not run.is_fail_fast):
+    if not run.lost_required_job_count or (run.open_job_count and not run.is_fail_fast):
         verifier.flag(
             "MOD-7",
-            f"run {run.id} fails with {run.lost_required_jobs} lost required jobs and {run.open_jobs} open jobs",
+            f"run {run.id} fails with {run.lost_required_job_count} lost required jobs"
+            f" and {run.open_job_count} open jobs",
             "a lost required job and no open job",
         )
     cause = run.jobs.get(metadata.job_id or "")
@@ -195,9 +196,9 @@ def check_timed_out(verifier: CanonicalVerifier, run: TrackedRun, event: EventLi
     """
     if event.from_ == core_run.WAITING_APPROVAL and run.waiting_since is not None:
         verifier.flag("MOD-11", f"run {run.id} times out while it waits for approval", "its approval expires instead")
-    due = run.started_at + run.timeout + run.waited
-    if event.at < due:
-        verifier.flag("ORC-R10", f"run {run.id} times out early", f"not before {due.isoformat()}")
+    due_at = run.started_at + run.timeout + run.waited
+    if event.at < due_at:
+        verifier.flag("ORC-R10", f"run {run.id} times out early", f"not before {due_at.isoformat()}")
 
 
 def check_cancel_request(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
@@ -212,8 +213,8 @@ def check_cancel_request(verifier: CanonicalVerifier, run: TrackedRun, event: Ev
 
 def check_canceled(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
     """Report a cancelled run with open jobs, or with another reason than that of the cancel request."""
-    if run.open_jobs:
-        verifier.flag("ORC-RF3", f"run {run.id} is CANCELED with {run.open_jobs} jobs open", "no open job")
+    if run.open_job_count:
+        verifier.flag("ORC-RF3", f"run {run.id} is CANCELED with {run.open_job_count} jobs open", "no open job")
     if metadata.reason != run.cancel_reason:
         verifier.flag("ORC-RF3", f"run {run.id} is CANCELED for {metadata.reason!r}", repr(run.cancel_reason))
 
@@ -247,13 +248,17 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
 
 
 def check_transaction(verifier: CanonicalVerifier, run: TrackedRun) -> None:
-    """At the end of a transaction, report a run whose state does not fit the states of its jobs."""
+    """At the end of a transaction, report a run whose state does not fit its jobs, its plan or a pending cancel
+    request.
+
+    When a run begins to end, each of its open jobs must have been stopped in the same transaction.
+    """
     state, expected = run.state, ""
     not_needed.check_transaction(verifier, run)
     if run.is_ending:
         run.is_ending = False
         _check_open_jobs_stopped(verifier, run)
-    if state == core_run.CANCEL_REQUESTED and not run.open_jobs:
+    if state == core_run.CANCEL_REQUESTED and not run.open_job_count:
         expected = "CANCELED, since every job has ended"
     elif state == core_run.PLAN_FAILED:
         expected = "FAILED, since there is no plan"
@@ -262,11 +267,11 @@ def check_transaction(verifier: CanonicalVerifier, run: TrackedRun) -> None:
     elif state in (core_run.QUEUED, core_run.RUNNING, core_run.WAITING_APPROVAL):
         if run.cancel_reason:
             expected = "CANCEL_REQUESTED, since a cancel is pending"
-        elif run.lost_required_jobs and (run.is_fail_fast or not run.open_jobs):
+        elif run.lost_required_job_count and (run.is_fail_fast or not run.open_job_count):
             expected = "FAILED, since a required job did not succeed"
-        elif not run.open_jobs:
+        elif not run.open_job_count:
             expected = "VALIDATING, since every job has ended"
-        elif (run.waiting_jobs > 0 and not run.active_jobs) != (state == core_run.WAITING_APPROVAL):
+        elif (run.waiting_job_count > 0 and not run.active_job_count) != (state == core_run.WAITING_APPROVAL):
             expected = (
                 "RUNNING" if state == core_run.WAITING_APPROVAL else "WAITING_APPROVAL, since only approvals are open"
             )
@@ -275,8 +280,8 @@ def check_transaction(verifier: CanonicalVerifier, run: TrackedRun) -> None:
     if expected:
         verifier.flag(
             "WST-WI1",
-            f"run {run.id} stays {state} with {run.open_jobs} open, {run.active_jobs} active"
-            f" and {run.waiting_jobs} waiting jobs",
+            f"run {run.id} stays {state} with {run.open_job_count} open, {run.active_job_count} active"
+            f" and {run.waiting_job_count} waiting jobs",
             expected,
         )
 

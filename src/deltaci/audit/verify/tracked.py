@@ -56,11 +56,11 @@ class TrackedRun(TrackedEntity):
     dependents: dict[str, list[TrackedJob]] = field(default_factory=dict)
     followers: dict[str, list[TrackedJob]] = field(default_factory=dict)
     families: dict[str, list[TrackedJob]] = field(default_factory=dict)
-    open_jobs: int = 0
-    open_optional_jobs: int = 0
-    active_jobs: int = 0
-    waiting_jobs: int = 0
-    lost_required_jobs: int = 0
+    open_job_count: int = 0
+    open_optional_job_count: int = 0
+    active_job_count: int = 0
+    waiting_job_count: int = 0
+    lost_required_job_count: int = 0
     is_fail_fast: bool = False
     has_validation: bool = False
     has_started_job: bool = False

@@ -135,7 +135,7 @@ class TransitionsVerifier:
             entity = self.live[event.entity_id] = _TrackedEntity(
                 event.entity_id, event.event_type, _INITIAL[event.event_type]
             )
-            self.report.entities += 1
+            self.report.entity_count += 1
         elif entity.kind != event.event_type:
             self.flag(
                 "WST-E2",

@@ -69,9 +69,10 @@ def check_busy(verifier: CanonicalVerifier, worker: TrackedWorker, event: EventL
 def check_released(
     verifier: CanonicalVerifier, worker: TrackedWorker, event: EventLine, metadata: WorkerMetadata
 ) -> None:
-    """Report a worker that becomes IDLE or shuts down while it holds a lease.
+    """Report a worker that becomes IDLE or shuts down while it holds a lease, except by recovering.
 
-    After its last lease it must shut down if that was requested, else become IDLE.
+    The last release of a BUSY worker must be of a lease that has ended, with the right counts; then the worker must
+    shut down if that was requested, else become IDLE.
     """
     if event.from_ == core_worker.BUSY:
         _check_lease_ended(verifier, worker, metadata)
@@ -171,7 +172,10 @@ def _check_task_count(verifier: CanonicalVerifier, worker: TrackedWorker, metada
 def check_unresponsive(
     verifier: CanonicalVerifier, worker: TrackedWorker, event: EventLine, metadata: WorkerMetadata
 ) -> None:
-    """Report an event that makes a worker unresponsive without naming exactly the attempts whose leases it holds."""
+    """Report an event that makes a worker unresponsive without naming exactly the attempts whose leases it holds.
+
+    While it is unresponsive, report the release of a lease that has not ended, or with wrong counts.
+    """
     if event.trigger in STATELESS:
         return
     if event.from_ == core_worker.UNRESPONSIVE:
@@ -198,9 +202,11 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
 
 
 def check_transaction(verifier: CanonicalVerifier, worker: TrackedWorker) -> None:
-    """At the end of a transaction, report a BUSY worker without a lease, and an ended lease that was not released.
+    """At the end of a transaction, report a worker that breaks a rule.
 
-    Also report an unresponsive worker with an attempt that is neither marked for reassignment nor being cancelled.
+    The rules: every lease that ended was released; a quarantine that was due has happened; unless unresponsive, the
+    worker is BUSY exactly while it holds a lease; each attempt of an unresponsive worker is marked for reassignment or
+    being cancelled.
     """
     if worker.ended_attempts:
         verifier.flag(

@@ -60,9 +60,9 @@ def show(report: Report, seconds: float, *, limit: int, as_json: bool) -> None:
         told = {
             "legal": report.is_legal,
             "format": report.format,
-            "lines": report.lines,
-            "entities": report.entities,
-            "violations": report.count,
+            "lines": report.event_count,
+            "entities": report.entity_count,
+            "violations": report.violation_count,
             "seconds": round(seconds, 3),
             "found": [
                 {
@@ -80,8 +80,8 @@ def show(report: Report, seconds: float, *, limit: int, as_json: bool) -> None:
         return
     for violation in report.violations[:limit]:
         print(violation)
-    if report.count > limit:
-        print(f"… and {report.count - min(limit, len(report.violations)):,} more (--limit shows more)")
+    if report.violation_count > limit:
+        print(f"… and {report.violation_count - min(limit, len(report.violations)):,} more (--limit shows more)")
     print(f"{report.summary()} ({seconds:.1f} s)")
 
 
