@@ -71,17 +71,17 @@ def unpack_events(last_seq: int, count: int, body: bytes, after: int = 0) -> Ite
             yield msgspec.structs.replace(event, seq=first_seq + index)
         return
     # The start of a large run is one row: do not decode all of it again for each page.
-    raw_events = _RAW_EVENTS.decode(body)
+    encoded_events = _RAW_EVENTS.decode(body)
     for index in range(max(0, after + 1 - first_seq), count):
-        yield msgspec.structs.replace(_EVENT.decode(raw_events[index]), seq=first_seq + index)
+        yield msgspec.structs.replace(_EVENT.decode(encoded_events[index]), seq=first_seq + index)
 
 
 def select_events(
-    rows: Iterable[tuple[int, int, bytes]], after: int, limit: int, entity_id: str, run_id: str
+    log_rows: Iterable[tuple[int, int, bytes]], after: int, limit: int, entity_id: str, run_id: str
 ) -> list[Event]:
     """Return up to `limit` events of these rows with a `seq` above `after`, of all records or of one entity or run."""
     events: list[Event] = []
-    for last_seq, count, body in rows:
+    for last_seq, count, body in log_rows:
         for event in unpack_events(last_seq, count, body, after):
             is_selected = entity_id in ("", event.entity_id) and run_id in ("", event.run_id)
             if event.seq > after and is_selected:

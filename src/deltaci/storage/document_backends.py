@@ -57,10 +57,10 @@ class MemoryDocuments:
         documents_of_tenant = [
             document for document in self._documents.values() if (document.kind, document.tenant) == (kind, tenant)
         ]
-        matching = [
+        matching_documents = [
             document for document in documents_of_tenant if document.name > after and document.name.startswith(prefix)
         ]
-        return sorted(matching, key=_sort_key)[:limit]
+        return sorted(matching_documents, key=_sort_key)[:limit]
 
     def put(self, documents: Sequence[Document], now: int) -> None:
         """Write all documents. Raises `Conflict` and writes none if the stored version of one is not its `version`."""
@@ -73,16 +73,16 @@ class MemoryDocuments:
 
     def _is_current(self, document: Document) -> bool:
         """Return whether the document's version is the stored one or, for a new document, its name is free."""
-        stored = self._documents.get(_sort_key(document))
-        if stored is not None:
-            return document.version == stored.version
+        stored_document = self._documents.get(_sort_key(document))
+        if stored_document is not None:
+            return document.version == stored_document.version
         has_conflicting_key = document.kind == API_KEY_KIND and self.find(API_KEY_KIND, document.name, "") is not None
         return not document.version and not has_conflicting_key
 
     def delete(self, kind: str, tenant: str, name: str, version: int) -> bool:
         """Delete the document if it still has this version. Return whether it was deleted."""
-        stored = self._documents.get((kind, tenant, name))
-        if stored is None or stored.version != version:
+        stored_document = self._documents.get((kind, tenant, name))
+        if stored_document is None or stored_document.version != version:
             return False
         del self._documents[kind, tenant, name]
         return True

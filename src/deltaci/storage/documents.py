@@ -26,8 +26,8 @@ class TypedDocuments(Generic[T]):
 
     async def find(self, tenant: str, name: str) -> T | None:
         """Return the value of the tenant's document with this name, or None."""
-        stored = await self._store.find_document(self._kind, name, tenant)
-        return self._decode(stored.body) if stored is not None else None
+        stored_document = await self._store.find_document(self._kind, name, tenant)
+        return self._decode(stored_document.body) if stored_document is not None else None
 
     async def add(self, tenant: str, name: str, value: T) -> bool:
         """Store a new document. Return False if a document with this name exists."""
@@ -44,12 +44,12 @@ class TypedDocuments(Generic[T]):
         None or an equal value, or raises, nothing is written.
         """
         for _ in range(MAX_TRIES):
-            stored = await self._store.find_document(self._kind, name, tenant)
-            old_value = self._decode(stored.body) if stored is not None else None
+            stored_document = await self._store.find_document(self._kind, name, tenant)
+            old_value = self._decode(stored_document.body) if stored_document is not None else None
             new_value = change(old_value)
             if new_value is None or new_value == old_value:
                 return old_value
-            version = stored.version if stored is not None else 0
+            version = stored_document.version if stored_document is not None else 0
             try:
                 await self._store.put_documents(
                     [Document(self._kind, tenant, name, version, 0, self._encode(new_value))]
@@ -61,8 +61,10 @@ class TypedDocuments(Generic[T]):
 
     async def delete(self, tenant: str, name: str) -> None:
         """Delete the document if it exists. Raises `Conflict` if it is changed at the same time."""
-        stored = await self._store.find_document(self._kind, name, tenant)
-        if stored is not None and not await self._store.delete_document(self._kind, tenant, name, stored.version):
+        stored_document = await self._store.find_document(self._kind, name, tenant)
+        if stored_document is not None and not await self._store.delete_document(
+            self._kind, tenant, name, stored_document.version
+        ):
             raise Conflict((name,))
 
     async def delete_if(self, tenant: str, name: str, condition: Callable[[T], bool]) -> bool:
@@ -70,20 +72,20 @@ class TypedDocuments(Generic[T]):
 
         Return whether the document does not exist afterwards. It is not deleted if it is changed at the same time.
         """
-        stored = await self._store.find_document(self._kind, name, tenant)
-        if stored is None:
+        stored_document = await self._store.find_document(self._kind, name, tenant)
+        if stored_document is None:
             return True
-        return condition(self._decode(stored.body)) and await self._store.delete_document(
-            self._kind, tenant, name, stored.version
+        return condition(self._decode(stored_document.body)) and await self._store.delete_document(
+            self._kind, tenant, name, stored_document.version
         )
 
     async def iterate(self, tenant: str, prefix: str = "") -> AsyncIterator[tuple[str, T]]:
         """Yield the names and values of the tenant's documents whose name has the prefix, sorted by name."""
-        after = ""
+        last_name = ""
         while True:
-            page = await self._store.list_documents(self._kind, tenant, after=after, limit=PAGE, prefix=prefix)
+            page = await self._store.list_documents(self._kind, tenant, after=last_name, limit=PAGE, prefix=prefix)
             for document in page:
                 yield document.name, self._decode(document.body)
             if len(page) < PAGE:
                 return
-            after = page[-1].name
+            last_name = page[-1].name

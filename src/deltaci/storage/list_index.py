@@ -47,12 +47,16 @@ def scan_sql(mark: str, other_count: int) -> str:
 
 def added_rows(changes: Iterable[ListChange]) -> list[Row]:
     """Return the index rows that these changes insert, sorted."""
-    return sorted((tenant, name, change.created_at, change.id) for change in changes for tenant, name in change.added)
+    return sorted(
+        (tenant, list_name, change.created_at, change.id) for change in changes for tenant, list_name in change.added
+    )
 
 
 def removed_rows(changes: Iterable[ListChange]) -> list[Row]:
     """Return the index rows that these changes delete, sorted."""
-    return sorted((tenant, name, change.created_at, change.id) for change in changes for tenant, name in change.removed)
+    return sorted(
+        (tenant, list_name, change.created_at, change.id) for change in changes for tenant, list_name in change.removed
+    )
 
 
 def removals(records: Iterable[Record]) -> list[ListChange]:
@@ -60,8 +64,8 @@ def removals(records: Iterable[Record]) -> list[ListChange]:
 
     The lists of an unreadable record are unknown; pages skip its remaining entries.
     """
-    readable = (record for record in records if not isinstance(record, UnreadableRecord))
-    return [ListChange(record.id, record.created_at, frozenset(), lists_of(record)) for record in readable]
+    readable_records = (record for record in records if not isinstance(record, UnreadableRecord))
+    return [ListChange(record.id, record.created_at, frozenset(), lists_of(record)) for record in readable_records]
 
 
 def start_position(before: ListPosition | None, until: int) -> ListPosition:
@@ -69,19 +73,19 @@ def start_position(before: ListPosition | None, until: int) -> ListPosition:
 
     `before` need not be the end of a page.
     """
-    requested = (
+    requested_position = (
         NEWEST if before is None else ListPosition(before.created_at, before.id if is_storable_text(before.id) else "")
     )
-    return max(ListPosition(0, ""), min(requested, ListPosition(until, "") if until else NEWEST))
+    return max(ListPosition(0, ""), min(requested_position, ListPosition(until, "") if until else NEWEST))
 
 
-def _next_scan_size(size: int, scanned_count: int, match_count: int, limit: int) -> int:
+def _next_scan_size(scan_size: int, scanned_count: int, match_count: int, page_size: int) -> int:
     """Return how many entries to scan next, estimated from the matches so far.
 
     They should suffice to fill the page and find one more match.
     """
-    likely_size = (limit + 1 - match_count) * scanned_count // max(match_count, 1)
-    return max(MIN_FILTERED_SCAN, min(size * MAX_SCAN_GROWTH, likely_size))
+    likely_size = (page_size + 1 - match_count) * scanned_count // max(match_count, 1)
+    return max(MIN_FILTERED_SCAN, min(scan_size * MAX_SCAN_GROWTH, likely_size))
 
 
 class ListReader:
@@ -103,23 +107,23 @@ class ListReader:
         tenant, lists, limit, scan_limit = query.tenant, query.lists, query.limit, query.scan_limit
         if not lists:
             raise ValueError("a page is of one list at least; name one")
-        position, ids, scanned_count = start_position(query.before, query.until), list[str](), 0
+        position, matching_ids, scanned_count = start_position(query.before, query.until), list[str](), 0
         since = min(max(query.since, 0), NEWEST.created_at)
-        size = limit + 1 if len(lists) == 1 else max(limit + 1, MIN_FILTERED_SCAN)
+        scan_size = limit + 1 if len(lists) == 1 else max(limit + 1, MIN_FILTERED_SCAN)
         while scan_limit > 0:
-            rows = await self._scan_list(tenant, lists, position, since, min(size, scan_limit))
-            for created_at, id, is_match in rows:
-                if len(ids) == limit:
-                    return RecordPage(await self._load(ids), position)
-                position = ListPosition(created_at, id)
+            scanned_rows = await self._scan_list(tenant, lists, position, since, min(scan_size, scan_limit))
+            for created_at, record_id, is_match in scanned_rows:
+                if len(matching_ids) == limit:
+                    return RecordPage(await self._load(matching_ids), position)
+                position = ListPosition(created_at, record_id)
                 if is_match:
-                    ids.append(id)
-            if len(rows) < min(size, scan_limit):
-                return RecordPage(await self._load(ids), None)
-            scan_limit -= len(rows)
-            scanned_count += len(rows)
-            size = _next_scan_size(size, scanned_count, len(ids), limit)
-        return RecordPage(await self._load(ids), position)
+                    matching_ids.append(record_id)
+            if len(scanned_rows) < min(scan_size, scan_limit):
+                return RecordPage(await self._load(matching_ids), None)
+            scan_limit -= len(scanned_rows)
+            scanned_count += len(scanned_rows)
+            scan_size = _next_scan_size(scan_size, scanned_count, len(matching_ids), limit)
+        return RecordPage(await self._load(matching_ids), position)
 
 
 class SqlListReader(ListReader):
@@ -140,7 +144,7 @@ class SqlListReader(ListReader):
         self._count = COUNT.format(m=mark)
 
     async def _scan(
-        self, tenant: str, lists: Sequence[str], position: ListPosition, since: int, size: int
+        self, tenant: str, lists: Sequence[str], position: ListPosition, since: int, scan_size: int
     ) -> Sequence[ScannedRow]:
         scanned_list, *other_lists = lists
         rows: Sequence[ScannedRow] = await self._fetch(
@@ -150,7 +154,7 @@ class SqlListReader(ListReader):
             position.created_at,
             position.id,
             since,
-            size,
+            scan_size,
             *other_lists,
         )
         return rows
@@ -171,30 +175,34 @@ class MemoryListIndex:
     def apply(self, change: ListChange) -> ListChange:
         """Add the record to some lists and remove it from others. Return the change that undoes this."""
         position = (change.created_at, change.id)
-        added = frozenset(key for key in change.added if not self._contains(key, position))
-        removed = frozenset(key for key in change.removed if self._contains(key, position))
-        for key in added:
-            insort(self._lists.setdefault(key, []), position)
-        for key in removed:
-            positions = self._lists[key]
+        added_keys = frozenset(list_key for list_key in change.added if not self._contains(list_key, position))
+        removed_keys = frozenset(list_key for list_key in change.removed if self._contains(list_key, position))
+        for list_key in added_keys:
+            insort(self._lists.setdefault(list_key, []), position)
+        for list_key in removed_keys:
+            positions = self._lists[list_key]
             del positions[bisect_left(positions, position)]
             if not positions:
-                del self._lists[key]
-        return ListChange(change.id, change.created_at, removed, added)
+                del self._lists[list_key]
+        return ListChange(change.id, change.created_at, removed_keys, added_keys)
 
-    def _contains(self, key: ListKey, position: tuple[int, str]) -> bool:
-        positions = self._lists.get(key, [])
+    def _contains(self, list_key: ListKey, position: tuple[int, str]) -> bool:
+        positions = self._lists.get(list_key, [])
         index = bisect_left(positions, position)
         return index < len(positions) and positions[index] == position
 
     async def _scan(
-        self, tenant: str, lists: Sequence[str], before: ListPosition, since: int, size: int
+        self, tenant: str, lists: Sequence[str], before: ListPosition, since: int, scan_size: int
     ) -> Sequence[ScannedRow]:
         positions = self._lists.get((tenant, lists[0]), [])
-        low, high = bisect_left(positions, (since, "")), bisect_left(positions, (before.created_at, before.id))
-        scanned = islice((positions[index] for index in range(high - 1, low - 1, -1)), size)
+        low_index, high_index = (
+            bisect_left(positions, (since, "")),
+            bisect_left(positions, (before.created_at, before.id)),
+        )
+        scanned_positions = islice((positions[index] for index in range(high_index - 1, low_index - 1, -1)), scan_size)
         return [
-            (*position, all(self._contains((tenant, name), position) for name in lists[1:])) for position in scanned
+            (*position, all(self._contains((tenant, other_name), position) for other_name in lists[1:]))
+            for position in scanned_positions
         ]
 
     def ids(self, tenant: str, list: str) -> tuple[str, ...]:

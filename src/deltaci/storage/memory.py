@@ -206,11 +206,11 @@ class MemoryStore:
         matches: list[tuple[ReadyKey, StoredRecord]] = []
         for row in filter(None, map(self._rows.get, dict.fromkeys(request.only_ids))):
             if row.ready is not None and row.ready[0][0] == request.tenant and row.ready[1][1] <= request.now:
-                stored = _stored_record(row)
-                if matches_labels(stored, request.labels):
-                    matches.append((row.ready[1], stored))
+                stored_record = _stored_record(row)
+                if matches_labels(stored_record, request.labels):
+                    matches.append((row.ready[1], stored_record))
         matches.sort(key=lambda match: match[0])
-        return [stored for _, stored in matches[: request.limit]]
+        return [stored_record for _, stored_record in matches[: request.limit]]
 
     def _find_due(self, request: FindDue) -> list[StoredRecord]:
         due_records: list[StoredRecord] = []
@@ -311,7 +311,7 @@ class MemoryStore:
 
     async def find_all(self, ids: Sequence[str]) -> list[Record]:
         """Return these records, also finished ones, in this order, without ids that do not exist."""
-        return [stored.record for stored in self._load(tuple(dict.fromkeys(ids)))]
+        return [stored_record.record for stored_record in self._load(tuple(dict.fromkeys(ids)))]
 
     async def page(self, query: ListQuery) -> RecordPage:
         """Return one page of the records that are on all lists of the query, newest first."""
@@ -386,7 +386,7 @@ class MemoryStore:
         Return how many.
         """
         old_ids = [row.id for row in self._finished_rows.values() if row.ended_at < finished_before][:limit]
-        for change in removals(stored.record for stored in self._load(tuple(old_ids))):
+        for change in removals(stored_record.record for stored_record in self._load(tuple(old_ids))):
             self._lists.apply(change)
         for id in old_ids:
             self._replace(id, None, None)

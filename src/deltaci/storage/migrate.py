@@ -38,10 +38,12 @@ def migrations(dialect: str) -> list[Migration]:
     SchemaError if their numbers have a gap.
     """
     migrations_in_order = []
-    for entry in files("deltaci.storage.migrations").joinpath(dialect).iterdir():
-        match = _NAME.fullmatch(entry.name)
-        if match:
-            migrations_in_order.append(Migration(int(match[1]), entry.name, entry.read_text(encoding="utf-8")))
+    for migration_file in files("deltaci.storage.migrations").joinpath(dialect).iterdir():
+        name_match = _NAME.fullmatch(migration_file.name)
+        if name_match:
+            migrations_in_order.append(
+                Migration(int(name_match[1]), migration_file.name, migration_file.read_text(encoding="utf-8"))
+            )
     migrations_in_order.sort(key=lambda migration: migration.number)
     if [migration.number for migration in migrations_in_order] != list(range(1, len(migrations_in_order) + 1)):
         file_names = [migration.name for migration in migrations_in_order]
@@ -57,12 +59,12 @@ def pending_migrations(
     Applied migrations that this program does not know are fine: migrations only ever add to the schema, so that an
     older server can run beside a newer one.
     """
-    checksums = dict(applied_migrations)
+    checksum_by_number = dict(applied_migrations)
     for migration in migrations_of_program:
-        checksum = checksums.get(migration.number)
+        checksum = checksum_by_number.get(migration.number)
         if checksum is not None and checksum != migration.checksum:
             raise SchemaError(
                 f"migration {migration.name} was applied with other content; this program is not the one that "
                 "made this database: use the matching version, or restore the file"
             )
-    return [migration for migration in migrations_of_program if migration.number not in checksums]
+    return [migration for migration in migrations_of_program if migration.number not in checksum_by_number]

@@ -116,15 +116,15 @@ class FindReady(msgspec.Struct, frozen=True):
 def matching_queue_keys(queue_keys: Iterable[str], labels: Iterable[str]) -> list[str]:
     """Return the queue keys whose required labels are all among a worker's labels."""
     worker_labels = set(labels)
-    return [key for key in queue_keys if required_labels(key) <= worker_labels]
+    return [queue_key for queue_key in queue_keys if required_labels(queue_key) <= worker_labels]
 
 
-def matches_labels(stored: StoredRecord, labels: Iterable[str]) -> bool:
+def matches_labels(stored_record: StoredRecord, labels: Iterable[str]) -> bool:
     """Return whether a worker with these labels may claim the attempt.
 
     True for an unreadable record, to be postponed.
     """
-    record = stored.record
+    record = stored_record.record
     return not isinstance(record, Attempt) or required_labels(record.queue_key) <= set(labels)
 
 
@@ -270,15 +270,15 @@ def ready_counts(write: Write) -> dict[tuple[str, str], int]:
 
     For a tenant with freed capacity, the key FREED_CAPACITY has the count 1.
     """
-    counts: dict[tuple[str, str], int] = {}
+    count_by_queue: dict[tuple[str, str], int] = {}
     for put in write.puts:
         record = put.record
         if put.ready_at is not None and isinstance(record, Attempt):
             queue = (record.tenant, record.queue_key)
-            counts[queue] = counts.get(queue, 0) + 1
+            count_by_queue[queue] = count_by_queue.get(queue, 0) + 1
     for tenant in write.freed_tenants:
-        counts[tenant, FREED_CAPACITY] = 1
-    return counts
+        count_by_queue[tenant, FREED_CAPACITY] = 1
+    return count_by_queue
 
 
 class GroupFence(NamedTuple):
@@ -340,7 +340,7 @@ def run_transaction(transaction: Transaction[T], answer: Callable[[Request], Any
 def load_jobs(run_id: str) -> ReadTransaction[list[Job]]:
     """A read transaction that returns all readable jobs of a run, also finished ones, in the order of the plan."""
     stored_records = yield LoadJobs(run_id)
-    jobs = (stored.record for stored in stored_records if isinstance(stored.record, Job))
+    jobs = (stored_record.record for stored_record in stored_records if isinstance(stored_record.record, Job))
     return sorted(jobs, key=lambda job: job.position)
 
 

@@ -325,7 +325,11 @@ class PostgresStore(SqlStore):
         ready_records: list[StoredRecord] = []
         if request.only_ids:
             rows = await connection.fetch(_READY_BY_IDS, list(request.only_ids), request.tenant, request.now)
-            ready_records = [stored for stored in _stored_records(rows) if matches_labels(stored, request.labels)]
+            ready_records = [
+                stored_record
+                for stored_record in _stored_records(rows)
+                if matches_labels(stored_record, request.labels)
+            ]
             ready_records.sort(key=_claim_order)
             return ready_records[: request.limit]
         keys = [row[0] for row in await connection.fetch(_KEYS, request.tenant)] if request.labels else [""]
@@ -369,14 +373,14 @@ class PostgresStore(SqlStore):
         """Return these records, also finished ones, in this order, without ids that do not exist."""
         unique_ids = list(dict.fromkeys(ids))
         stored_records = _stored_records(await self._fetch(_LOAD, unique_ids))
-        records = {stored.record.id: stored.record for stored in stored_records}
-        return [records[id] for id in unique_ids if id in records]
+        record_by_id = {stored_record.record.id: stored_record.record for stored_record in stored_records}
+        return [record_by_id[id] for id in unique_ids if id in record_by_id]
 
     async def put_documents(self, documents: Sequence[Document]) -> None:
         """Write all documents. Raises `Conflict` and writes none if the stored version of one is not its `version`."""
-        columns = document_columns(documents)
+        document_parameters = document_columns(documents)
         try:
-            await self._fetch(PUT_DOCUMENTS, *columns, self._clock_shift(), len(documents))
+            await self._fetch(PUT_DOCUMENTS, *document_parameters, self._clock_shift(), len(documents))
         except (asyncpg.SerializationError, asyncpg.DeadlockDetectedError) as error:
             raise document_conflict(documents) from error
 
@@ -402,25 +406,25 @@ class PostgresStore(SqlStore):
         """
         try:
             async with self._require_open().acquire() as connection, connection.transaction():
-                deleted = await connection.fetch(_DELETE_FINISHED, finished_before, limit)
+                deleted_rows = await connection.fetch(_DELETE_FINISHED, finished_before, limit)
                 await connection.execute(_DELETE_GROUP_FENCES, finished_before)
                 await remove_from_lists(
-                    connection, removals(decode_record(*row) for row in deleted if row[1] in LISTED_KINDS)
+                    connection, removals(decode_record(*row) for row in deleted_rows if row[1] in LISTED_KINDS)
                 )
                 for sql in (_DELETE_MOVED, _DELETE_GRANTS):
-                    await connection.execute(sql, [row[0] for row in deleted])
-            status: str = await self._require_open().execute(_DELETE_CHUNKS, events_before, limit)
+                    await connection.execute(sql, [row[0] for row in deleted_rows])
+            status_text: str = await self._require_open().execute(_DELETE_CHUNKS, events_before, limit)
         except CONNECTION_ERRORS as error:
             raise Unavailable(f"PostgreSQL: {error}") from error
-        return len(deleted) + int(status.rpartition(" ")[2])
+        return len(deleted_rows) + int(status_text.rpartition(" ")[2])
 
 
 def _stored_records(rows: list[Any]) -> list[StoredRecord]:
     return [StoredRecord(decode_record(id, kind, body), version, due_at) for id, kind, version, due_at, body in rows]
 
 
-def _claim_order(stored: StoredRecord) -> tuple[int, int, str]:
-    record = stored.record
+def _claim_order(stored_record: StoredRecord) -> tuple[int, int, str]:
+    record = stored_record.record
     if not isinstance(record, Attempt):
         return -(2**63), 0, record.id  # Unreadable: first, so that the engine postpones it.
     return -record.priority, ready_at(record) or 0, record.id

@@ -44,27 +44,27 @@ class PostgresNotifier:
         self._commit_hints = commit_hints
         self._sender = secrets.token_hex(8)
         self._is_send_due = asyncio.Event()
-        self._ready: dict[tuple[str, str], int] = {}
+        self._count_by_queue: dict[tuple[str, str], int] = {}
         self._is_stopped = False
-        self._task: asyncio.Task[None] | None = None
+        self._notify_task: asyncio.Task[None] | None = None
 
     def announce(self, ready: ReadyCounts) -> None:
         """Notify the other servers, a little later, that a commit made these attempts ready."""
         for queue, count in ready.items():
-            self._ready[queue] = self._ready.get(queue, 0) + count
+            self._count_by_queue[queue] = self._count_by_queue.get(queue, 0) + count
         self._is_send_due.set()
 
     def start(self) -> None:
         """Start the task that connects, sends and receives."""
-        self._task = asyncio.create_task(self._run(), name="notifier")
+        self._notify_task = asyncio.create_task(self._run(), name="notifier")
 
     async def stop(self) -> None:
         """Stop the task, which closes the connection."""
         self._is_stopped = True
         self._is_send_due.set()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        if self._notify_task is not None:
+            self._notify_task.cancel()
+            await asyncio.gather(self._notify_task, return_exceptions=True)
 
     async def _run(self) -> None:
         is_reported = False
@@ -101,11 +101,15 @@ class PostgresNotifier:
                 connection.terminate()
 
     def _encode_notification(self) -> str:
-        became_ready, self._ready = self._ready, {}
-        body = msgspec.json.encode(
-            Notification(self._sender, [(*queue, count) for queue, count in became_ready.items()])
+        count_by_queue, self._count_by_queue = self._count_by_queue, {}
+        encoded_notification = msgspec.json.encode(
+            Notification(self._sender, [(*queue, count) for queue, count in count_by_queue.items()])
         )
-        return (body if len(body) <= MAX_BYTES else msgspec.json.encode(Notification(self._sender))).decode()
+        return (
+            encoded_notification
+            if len(encoded_notification) <= MAX_BYTES
+            else msgspec.json.encode(Notification(self._sender))
+        ).decode()
 
     def _on_notification(self, _connection: object, _pid: int, _channel: str, payload: str) -> None:
         try:
@@ -113,7 +117,9 @@ class PostgresNotifier:
         except msgspec.DecodeError:  # Sent by another version: it only tells that there was a commit.
             notification = Notification("")
         if notification.sender != self._sender:
-            ready = notification.ready
+            ready_counts = notification.ready
             self._commit_hints.publish(
-                None if ready is None else {(tenant, key): count for tenant, key, count in ready}
+                None
+                if ready_counts is None
+                else {(tenant, queue_key): count for tenant, queue_key, count in ready_counts}
             )

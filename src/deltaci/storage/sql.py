@@ -133,8 +133,8 @@ def group_name(record: Record) -> str | None:
 def insert_values(put: Put) -> tuple[Any, ...]:
     """Return the column values of a new row of the table `records`."""
     record = put.record
-    key, priority = (record.queue_key, record.priority) if isinstance(record, Attempt) else ("", 0)
+    queue_key, priority = (record.queue_key, record.priority) if isinstance(record, Attempt) else ("", 0)
     return (
-        *(record.id, KIND_OF[type(record)], record.run_id, key, priority),
+        *(record.id, KIND_OF[type(record)], record.run_id, queue_key, priority),
         *(put.ready_at, put.due_at, encode(record), record.tenant, group_name(record)),
     )

@@ -26,7 +26,7 @@ class SqlStore(ABC):
     """The base class of the SQL stores. `mark` is the character before the number of a query parameter: `$` or `?`."""
 
     def __init__(self, mark: str) -> None:
-        marks = [f"{mark}{number}" for number in range(1, 5)]
+        marks = [f"{mark}{mark_number}" for mark_number in range(1, 5)]
         self._list_reader = SqlListReader(self._fetch, mark, self.find_all)
         self._log_reader = LogReader(self._fetch, marks)
         self._find_document, self._find_key, self._list_documents = (
@@ -91,22 +91,24 @@ class SqlStore(ABC):
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
         """Return up to `limit` claimable attempts of each queue of each tenant that became ready by `before`."""
         attempts: list[ReadyAttempt] = []
-        tenant = key = ""
-        while queues := await self._fetch(self._next_queue, tenant, key):
-            tenant, key = queues[0]
-            rows = await self._fetch(self._first_ready, tenant, key, before, limit)
-            attempts += [ReadyAttempt(tenant, key, id, ready_at) for id, ready_at in rows]
+        tenant = queue_key = ""
+        while queues := await self._fetch(self._next_queue, tenant, queue_key):
+            tenant, queue_key = queues[0]
+            rows = await self._fetch(self._first_ready, tenant, queue_key, before, limit)
+            attempts += [ReadyAttempt(tenant, queue_key, id, ready_at) for id, ready_at in rows]
         return attempts
 
     async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
         """Return up to `limit` attempts of each of the tenant's first `queues` queues, also those not yet claimable."""
         attempts: list[ReadyAttempt] = []
-        keys: list[str] = [""]  # The queue without required labels, the first by name.
-        while keys and queues:
-            rows = await self._fetch(self._first_queued, tenant, keys[0], limit)
-            attempts += [ReadyAttempt(tenant, keys[0], id, ready_at) for id, ready_at in rows]
+        queue_keys: list[str] = [""]  # The queue without required labels, the first by name.
+        while queue_keys and queues:
+            rows = await self._fetch(self._first_queued, tenant, queue_keys[0], limit)
+            attempts += [ReadyAttempt(tenant, queue_keys[0], id, ready_at) for id, ready_at in rows]
             queues -= bool(rows)
-            keys = [key for (key,) in await self._fetch(self._next_queue_of_tenant, tenant, keys[0])]
+            queue_keys = [
+                queue_key for (queue_key,) in await self._fetch(self._next_queue_of_tenant, tenant, queue_keys[0])
+            ]
         return attempts
 
     async def group_holder(self, tenant: str, group: str) -> str:

@@ -200,9 +200,9 @@ class SqliteStore(SqlStore):
         try:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                result = work(connection)
+                work_result = work(connection)
                 connection.execute("COMMIT")
-                return result
+                return work_result
             except BaseException:
                 with suppress(sqlite3.Error):
                     connection.execute("ROLLBACK")
@@ -319,23 +319,25 @@ class SqliteStore(SqlStore):
             sql = _READY_BY_IDS.format(", ".join("?" * len(part_ids)))
             rows = self._require_open(self._write_connection).execute(sql, [*part_ids, request.tenant, request.now])
             for priority, ready_at, id, kind, version, due_at, body in rows:
-                stored = StoredRecord(decode_record(id, kind, body), version, due_at)
-                if matches_labels(stored, request.labels):
-                    ranked.append((-priority, ready_at, id, stored))
+                stored_record = StoredRecord(decode_record(id, kind, body), version, due_at)
+                if matches_labels(stored_record, request.labels):
+                    ranked.append((-priority, ready_at, id, stored_record))
         ranked.sort(key=lambda entry: entry[:3])
         return [entry[3] for entry in ranked[: request.limit]]
 
     def _write(self, write: Write) -> int:
         connection = self._require_open(self._write_connection)
-        created = [put for put in write.puts if put.version == 0 and not put.is_terminal]
-        changed = [put for put in write.puts if put.version and not put.is_terminal]
-        finished = [put for put in write.puts if put.is_terminal]
-        self._write_guarded(connection, _INSERT, [(*insert_values(put), put.record.id) for put in created], created)
-        updates = [(put.ready_at, put.due_at, encode(put.record), put.record.id, put.version) for put in changed]
-        self._write_guarded(connection, _UPDATE, updates, changed)
-        moved = [put for put in finished if put.version]
-        self._write_guarded(connection, _DELETE, [(put.record.id, put.version) for put in moved], moved)
-        self._write_guarded(connection, _INSERT_HISTORY, [_history_values(put) for put in finished], finished)
+        created_puts = [put for put in write.puts if put.version == 0 and not put.is_terminal]
+        changed_puts = [put for put in write.puts if put.version and not put.is_terminal]
+        finished_puts = [put for put in write.puts if put.is_terminal]
+        self._write_guarded(
+            connection, _INSERT, [(*insert_values(put), put.record.id) for put in created_puts], created_puts
+        )
+        updates = [(put.ready_at, put.due_at, encode(put.record), put.record.id, put.version) for put in changed_puts]
+        self._write_guarded(connection, _UPDATE, updates, changed_puts)
+        moved_puts = [put for put in finished_puts if put.version]
+        self._write_guarded(connection, _DELETE, [(put.record.id, put.version) for put in moved_puts], moved_puts)
+        self._write_guarded(connection, _INSERT_HISTORY, [_history_values(put) for put in finished_puts], finished_puts)
         if fences := group_fences(write):
             connection.executemany(_PUT_GROUP_FENCE, fences)
         if write.list_changes:
@@ -343,7 +345,7 @@ class SqliteStore(SqlStore):
         if write.moved_requests:
             connection.executemany(_INSERT_MOVED, [(*moved.key, moved.request) for moved in write.moved_requests])
         grants = write.claim_grants
-        self._write_guarded(connection, _INSERT_GRANT, [astuple(grant) for grant in grants], created)
+        self._write_guarded(connection, _INSERT_GRANT, [astuple(grant) for grant in grants], created_puts)
         if not write.events:
             return 0
         chunk = pack_events(write.events)
@@ -389,12 +391,12 @@ class SqliteStore(SqlStore):
 
     async def find_all(self, ids: Sequence[str]) -> list[Record]:
         """Return these records, also finished ones, in this order, without ids that do not exist."""
-        unique_ids, records = list(dict.fromkeys(ids)), dict[str, Record]()
-        for start in range(0, len(unique_ids), MAX_VARIABLES):
-            part_ids = unique_ids[start : start + MAX_VARIABLES]
+        unique_ids, record_by_id = list(dict.fromkeys(ids)), dict[str, Record]()
+        for part_start in range(0, len(unique_ids), MAX_VARIABLES):
+            part_ids = unique_ids[part_start : part_start + MAX_VARIABLES]
             rows = await self._fetch(_select_by_ids(len(part_ids)), *part_ids)
-            records.update({id: decode_record(id, kind, body) for id, kind, _, _, body in rows})
-        return [records[id] for id in unique_ids if id in records]
+            record_by_id.update({id: decode_record(id, kind, body) for id, kind, _, _, body in rows})
+        return [record_by_id[id] for id in unique_ids if id in record_by_id]
 
     async def put_documents(self, documents: Sequence[Document]) -> None:
         """Write all documents. Raises `Conflict` and writes none if the stored version of one is not its `version`."""
@@ -403,19 +405,21 @@ class SqliteStore(SqlStore):
     def _put_documents(self, connection: sqlite3.Connection, documents: Sequence[Document]) -> None:
         now = self._clock()
         for document in sorted_for_write(documents):
-            key = (document.kind, document.tenant, document.name)
+            document_key = (document.kind, document.tenant, document.name)
             if document.version:
-                cursor = connection.execute(_UPDATE_DOCUMENT, (now, document.body, *key, document.version))
+                cursor = connection.execute(_UPDATE_DOCUMENT, (now, document.body, *document_key, document.version))
             else:
-                cursor = connection.execute(_INSERT_DOCUMENT, (*key, now, document.body))
+                cursor = connection.execute(_INSERT_DOCUMENT, (*document_key, now, document.body))
             if not cursor.rowcount:
                 raise document_conflict(documents)
 
     async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
         """Delete the document if it still has this version. Return whether it was deleted."""
-        values = (kind, tenant, name, version)
+        parameters = (kind, tenant, name, version)
         return bool(
-            await self._run_write_transaction(lambda connection: connection.execute(_DELETE_DOCUMENT, values).rowcount)
+            await self._run_write_transaction(
+                lambda connection: connection.execute(_DELETE_DOCUMENT, parameters).rowcount
+            )
         )
 
     async def now(self) -> int:
@@ -432,14 +436,14 @@ class SqliteStore(SqlStore):
         )
 
     def _prune(self, connection: sqlite3.Connection, finished_before: int, events_before: int, limit: int) -> int:
-        deleted = connection.execute(_DELETE_FINISHED, (finished_before, limit)).fetchall()
+        deleted_rows = connection.execute(_DELETE_FINISHED, (finished_before, limit)).fetchall()
         connection.execute(_DELETE_GROUP_FENCES, (finished_before,))
-        self._write_lists(connection, removals(decode_record(*row) for row in deleted if row[1] in LISTED_KINDS))
+        self._write_lists(connection, removals(decode_record(*row) for row in deleted_rows if row[1] in LISTED_KINDS))
         for sql in (_DELETE_MOVED, _DELETE_GRANTS):
-            connection.executemany(sql, [(row[0],) for row in deleted])
+            connection.executemany(sql, [(row[0],) for row in deleted_rows])
         for table in ("chunk_scopes", "chunks"):
             chunk_count = connection.execute(_PRUNE_CHUNKS.format(table), (events_before, limit)).rowcount
-        return len(deleted) + chunk_count
+        return len(deleted_rows) + chunk_count
 
 
 _COLUMNS: Final = "id, kind, version, due_at, body"
@@ -479,8 +483,8 @@ def _select_by_ids(count: int) -> str:
 
     So a missing record takes no longer than a finished one.
     """
-    ids = ", ".join(f"?{n}" for n in range(1, count + 1))
-    return f"{_SELECT} WHERE id IN ({ids}) UNION ALL {_SELECT_FINISHED} WHERE id IN ({ids})"
+    placeholders = ", ".join(f"?{number}" for number in range(1, count + 1))
+    return f"{_SELECT} WHERE id IN ({placeholders}) UNION ALL {_SELECT_FINISHED} WHERE id IN ({placeholders})"
 
 
 _SELECT_BY_ID: Final = _select_by_ids(1)

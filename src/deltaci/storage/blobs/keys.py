@@ -47,36 +47,36 @@ def safe_name(text: str) -> str:
 
     It is percent-encoded, or replaced by its hash if that is too long or begins with `.` or `_`.
     """
-    name = quote(text, safe="", errors="surrogatepass")
-    if name.startswith((".", "_")) or not 0 < len(name) <= MAX_NAME_LENGTH:
+    quoted_text = quote(text, safe="", errors="surrogatepass")
+    if quoted_text.startswith((".", "_")) or not 0 < len(quoted_text) <= MAX_NAME_LENGTH:
         return f"_{sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
-    return name
+    return quoted_text
 
 
 # -- artifacts
 
 
-def artifact_prefix(tenant: str, attempt_id: str, number: int | None = None) -> str:
+def artifact_prefix(tenant: str, attempt_id: str, lease_number: int | None = None) -> str:
     """Return the key prefix of the artifacts of one lease or, without a number, of all leases of an attempt."""
-    lease = "" if number is None else f"{number}/"
-    return f"artifacts/{safe_name(tenant)}/{safe_name(attempt_id)}/{lease}"
+    lease_folder = "" if lease_number is None else f"{lease_number}/"
+    return f"artifacts/{safe_name(tenant)}/{safe_name(attempt_id)}/{lease_folder}"
 
 
-def artifact_key(tenant: str, attempt_id: str, number: int, path: str) -> str:
-    """Return the key of an artifact. `number` is that of its lease. Raises `Refused` for an invalid path."""
+def artifact_key(tenant: str, attempt_id: str, lease_number: int, path: str) -> str:
+    """Return the key of an artifact. `lease_number` is that of its lease. Raises `Refused` for an invalid path."""
     try:
-        size = len(path.encode())
+        path_bytes = len(path.encode())
     except UnicodeEncodeError:
-        size = 0
-    if not 0 < size <= MAX_PATH_BYTES:
+        path_bytes = 0
+    if not 0 < path_bytes <= MAX_PATH_BYTES:
         raise Refused("bad_request", f"the path {path[:80]!r} is not one of 1 to {MAX_PATH_BYTES} bytes; rename it")
     parse_key(path)
-    return artifact_prefix(tenant, attempt_id, number) + path
+    return artifact_prefix(tenant, attempt_id, lease_number) + path
 
 
-def artifact_uri(attempt_id: str, number: int, path: str) -> str:
+def artifact_uri(attempt_id: str, lease_number: int, path: str) -> str:
     """Return the URI by which a record refers to an artifact. It has no tenant: the tenant of the record applies."""
-    return f"artifact:{safe_name(attempt_id)}/{number}/{path}"
+    return f"artifact:{safe_name(attempt_id)}/{lease_number}/{path}"
 
 
 def key_of_uri(tenant: str, uri: str) -> str:
@@ -84,39 +84,39 @@ def key_of_uri(tenant: str, uri: str) -> str:
     return f"artifacts/{safe_name(tenant)}/{uri.removeprefix('artifact:')}"
 
 
-def artifacts(blobs: BlobStore, tenant: str, attempt_id: str, number: int) -> list[Artifact]:
+def artifacts(blobs: BlobStore, tenant: str, attempt_id: str, lease_number: int) -> list[Artifact]:
     """Return the artifacts of a lease, sorted by path: at most MAX_LISTED."""
-    prefix = artifact_prefix(tenant, attempt_id, number)
+    prefix = artifact_prefix(tenant, attempt_id, lease_number)
     return [Artifact(entry.key.removeprefix(prefix), entry.bytes) for entry in blobs.list(prefix, limit=MAX_LISTED)]
 
 
-def read_artifact(blobs: BlobStore, tenant: str, attempt_id: str, number: int, path: str) -> Iterator[bytes]:
+def read_artifact(blobs: BlobStore, tenant: str, attempt_id: str, lease_number: int, path: str) -> Iterator[bytes]:
     """Yield the content of an artifact in chunks. Refuse with `not_found` if there is none."""
-    return read_all(blobs, artifact_key(tenant, attempt_id, number, path))
+    return read_all(blobs, artifact_key(tenant, attempt_id, lease_number, path))
 
 
-def remove_lost_artifacts(blobs: BlobStore, tenant: str, attempt_id: str, number: int) -> int:
+def remove_lost_artifacts(blobs: BlobStore, tenant: str, attempt_id: str, lease_number: int) -> int:
     """Delete the artifacts of all leases of an attempt but the lease with this number. Return how many.
 
     Nothing refers to the artifacts of lost leases.
     """
-    prefix, current_prefix = artifact_prefix(tenant, attempt_id), artifact_prefix(tenant, attempt_id, number)
-    removed_count, after = 0, ""
-    while page := blobs.list(prefix, after):
-        after = page[-1].key
+    prefix, current_prefix = artifact_prefix(tenant, attempt_id), artifact_prefix(tenant, attempt_id, lease_number)
+    removed_count, last_key = 0, ""
+    while page := blobs.list(prefix, last_key):
+        last_key = page[-1].key
         removed_count += sum(blobs.delete(entry.key) for entry in page if not entry.key.startswith(current_prefix))
     return removed_count
 
 
 def stored_bytes(blobs: BlobStore, tenant: str) -> int:
     """Return the total size of a tenant's artifacts and caches in bytes."""
-    size = 0
+    total_bytes = 0
     for prefix in (f"artifacts/{safe_name(tenant)}/", f"caches/{safe_name(tenant)}/"):
-        after = ""
-        while page := blobs.list(prefix, after):
-            after = page[-1].key
-            size += sum(entry.bytes for entry in page)
-    return size
+        last_key = ""
+        while page := blobs.list(prefix, last_key):
+            last_key = page[-1].key
+            total_bytes += sum(entry.bytes for entry in page)
+    return total_bytes
 
 
 def read_all(blobs: BlobStore, key: str, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
@@ -143,31 +143,31 @@ def remember_cache(blobs: BlobStore, tenant: str, scope: str, key: str, at: int)
     """Record that a cache was stored at the time `at`, in milliseconds, so that `newest_cache` finds it."""
     quoted_key = quote(key, safe="", errors="surrogatepass")
     # A long key is found by its beginning; its hash distinguishes it from others with the same beginning.
-    name = (
+    short_key = (
         quoted_key
         if len(quoted_key) <= MAX_NAME_LENGTH
         else f"{quoted_key[:MAX_NAME_LENGTH]}!{sha256(quoted_key.encode()).hexdigest()}"
     )
-    recent_key = f"recent/{safe_name(tenant)}/{_scope_name(scope)}/k{name}!{max(0, at):013d}"
+    recent_key = f"recent/{safe_name(tenant)}/{_scope_name(scope)}/k{short_key}!{max(0, at):013d}"
     blobs.put(recent_key, key.encode("utf-8", "surrogatepass"))
 
 
 def newest_cache(blobs: BlobStore, tenant: str, scope: str, prefix: str) -> str:
     """Return the cache key of the newest existing cache whose cache key has this prefix; empty if there is none."""
     quoted_prefix = quote(prefix, safe="", errors="surrogatepass")[:MAX_NAME_LENGTH]
-    recent_prefix, after, recent_keys = (
+    recent_prefix, last_key, recent_keys = (
         f"recent/{safe_name(tenant)}/{_scope_name(scope)}/k{quoted_prefix}",
         "",
         list[str](),
     )
-    while (page := blobs.list(recent_prefix, after)) and len(recent_keys) < MAX_RECENT_KEYS:
-        after = page[-1].key
+    while (page := blobs.list(recent_prefix, last_key)) and len(recent_keys) < MAX_RECENT_KEYS:
+        last_key = page[-1].key
         recent_keys += [entry.key for entry in page]
-    newest_first = sorted(recent_keys, key=lambda recent_key: recent_key.rpartition("!")[2], reverse=True)
-    for recent_key in newest_first[:MAX_CHECKED_CACHES]:
-        key = blobs.get(recent_key).decode("utf-8", "surrogatepass")
-        if key.startswith(prefix) and blobs.stat(cache_key(tenant, scope, key)) is not None:
-            return key
+    sorted_keys = sorted(recent_keys, key=lambda recent_key: recent_key.rpartition("!")[2], reverse=True)
+    for recent_key in sorted_keys[:MAX_CHECKED_CACHES]:
+        stored_key = blobs.get(recent_key).decode("utf-8", "surrogatepass")
+        if stored_key.startswith(prefix) and blobs.stat(cache_key(tenant, scope, stored_key)) is not None:
+            return stored_key
     return ""
 
 
@@ -203,13 +203,13 @@ def project_secret_prefix(tenant: str, project: str) -> str:
 
 def all_keys(blobs: BlobStore, prefix: str) -> Iterator[str]:
     """Yield all keys with this prefix."""
-    after = ""
-    while page := blobs.list(prefix, after):
-        after = page[-1].key
+    last_key = ""
+    while page := blobs.list(prefix, last_key):
+        last_key = page[-1].key
         yield from (entry.key for entry in page)
 
 
 def secret_names(blobs: BlobStore, tenant: str) -> list[str]:
     """Return the names of the secrets that all jobs of a tenant may read."""
     prefix = secret_prefix(tenant)
-    return [key.removeprefix(prefix) for key in all_keys(blobs, prefix)]
+    return [blob_key.removeprefix(prefix) for blob_key in all_keys(blobs, prefix)]

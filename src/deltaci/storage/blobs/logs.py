@@ -38,24 +38,24 @@ class LogStore:
 
         It is called in the thread that appended.
         """
-        key = (attempt_id, lease_number)
-        self._listeners[key] = (*self._listeners.get(key, ()), on_append)
+        log_key = (attempt_id, lease_number)
+        self._listeners[log_key] = (*self._listeners.get(log_key, ()), on_append)
         try:
             yield
         finally:
-            remaining = list(self._listeners[key])
-            remaining.remove(on_append)
-            self._listeners[key] = tuple(remaining)
-            if not remaining:
-                del self._listeners[key]
+            remaining_listeners = list(self._listeners[log_key])
+            remaining_listeners.remove(on_append)
+            self._listeners[log_key] = tuple(remaining_listeners)
+            if not remaining_listeners:
+                del self._listeners[log_key]
 
     def path(self, attempt_id: str, lease_number: int) -> Path:
         """Return the path of the log file, whether or not the file exists."""
-        name = quote(attempt_id, safe="")
-        if name.startswith((".", "_")) or len(name) > MAX_NAME:
+        folder_name = quote(attempt_id, safe="")
+        if folder_name.startswith((".", "_")) or len(folder_name) > MAX_NAME:
             # The name must not leave the folder and must be valid for any file system.
-            name = f"_{sha256(attempt_id.encode()).hexdigest()}"
-        return self._folder / name / f"{lease_number}.log"
+            folder_name = f"_{sha256(attempt_id.encode()).hexdigest()}"
+        return self._folder / folder_name / f"{lease_number}.log"
 
     def size(self, attempt_id: str, lease_number: int) -> int:
         """Return the size of the log in bytes, 0 if there is none."""
@@ -64,7 +64,7 @@ class LogStore:
         except FileNotFoundError:
             return 0
 
-    def append(self, attempt_id: str, lease_number: int, offset: int, data: bytes) -> int:
+    def append(self, attempt_id: str, lease_number: int, offset: int, chunk: bytes) -> int:
         """Append the bytes, which begin at `offset`. Skip the part that the log has already. Return its new size.
 
         Refuse them with `log_gap` if the log ends before `offset`, and with `log_full` if it would be too large.
@@ -76,20 +76,20 @@ class LogStore:
         with path.open("ab") as file:
             # A repeated request may run beside the first one, in another thread or server: both need the true end.
             fcntl.flock(file, fcntl.LOCK_EX)
-            end = file.seek(0, os.SEEK_END)
-            if offset > end:
-                raise Refused("log_gap", f"the log ends at byte {end}, not at {offset}; send it from there")
-            if max(end, offset + len(data)) > self._max_bytes:
+            log_end = file.seek(0, os.SEEK_END)
+            if offset > log_end:
+                raise Refused("log_gap", f"the log ends at byte {log_end}, not at {offset}; send it from there")
+            if max(log_end, offset + len(chunk)) > self._max_bytes:
                 raise Refused("log_full", f"a log has at most {self._max_bytes} bytes; write less, or keep a file")
-            new_bytes = data[end - offset :]
+            new_bytes = chunk[log_end - offset :]
             if new_bytes:
-                check_free_space(path.parent, len(new_bytes), is_small=end + len(new_bytes) <= SMALL_LOG_BYTES)
+                check_free_space(path.parent, len(new_bytes), is_small=log_end + len(new_bytes) <= SMALL_LOG_BYTES)
                 file.write(new_bytes)
                 file.flush()
                 os.fsync(file.fileno())
         for on_append in self._listeners.get((attempt_id, lease_number), ()) if new_bytes else ():
             on_append()
-        return end + len(new_bytes)
+        return log_end + len(new_bytes)
 
     def read(self, attempt_id: str, lease_number: int, offset: int = 0, limit: int = 1024 * 1024) -> bytes:
         """Return up to `limit` bytes of the log from an offset on; none if the log does not exist."""

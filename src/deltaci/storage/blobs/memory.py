@@ -64,10 +64,10 @@ class MemoryBlobStore:
         """Return up to `limit` blobs with this key prefix and a key greater than `after`, in key order."""
         _, limit = clamp_range(0, limit, MAX_LISTED)
         with self._lock:
-            entries = sorted(
+            keys_and_sizes = sorted(
                 (key, len(content)) for key, content in self._blobs.items() if key.startswith(prefix) and key > after
             )
-        return [BlobEntry(key, size) for key, size in entries[:limit]]
+        return [BlobEntry(key, size) for key, size in keys_and_sizes[:limit]]
 
     def delete(self, key: str) -> bool:
         """Delete the blob. Return whether there was one."""

@@ -79,10 +79,10 @@ class S3BlobStore:
         """Store all bytes of the source under the key, replacing an existing blob."""
         parse_key(key)
         with self._buffered(source) as (file, blob_stat):
-            previous = self._blob_metadata(key)
+            previous_metadata = self._blob_metadata(key)
             self._upload(self._blobs, key, file, blob_stat)
-            if previous is not None and previous.content:
-                self._checked(lambda: obstore.delete(self._contents, previous.content))
+            if previous_metadata is not None and previous_metadata.content:
+                self._checked(lambda: obstore.delete(self._contents, previous_metadata.content))
         return blob_stat
 
     def put_if_absent(self, key: str, source: BinaryIO | bytes) -> BlobStat | None:
@@ -93,11 +93,11 @@ class S3BlobStore:
         with self._buffered(source) as (file, blob_stat):
             if blob_stat.bytes <= SINGLE_BYTES:
                 return blob_stat if self._put_conditionally(key, file.read(), {_SHA256: blob_stat.sha256}) else None
-            content = secrets.token_hex(16)
-            self._upload(self._contents, content, file, blob_stat)
-            if self._put_conditionally(key, b"", {_SHA256: blob_stat.sha256, _CONTENT: content}):
+            content_name = secrets.token_hex(16)
+            self._upload(self._contents, content_name, file, blob_stat)
+            if self._put_conditionally(key, b"", {_SHA256: blob_stat.sha256, _CONTENT: content_name}):
                 return blob_stat
-            self._checked(lambda: obstore.delete(self._contents, content))
+            self._checked(lambda: obstore.delete(self._contents, content_name))
             return None
 
     def get(self, key: str, offset: int = 0, limit: int = MAX_READ_BYTES) -> bytes:
@@ -105,15 +105,19 @@ class S3BlobStore:
         parse_key(key)
         offset, limit = clamp_range(offset, limit, MAX_READ_BYTES)
         # Request at least one byte: its response carries the metadata even if the limit is 0.
-        part = self._get_range(self._blobs, key, 0 if not limit else offset, max(1, limit))
-        metadata = self._blob_metadata(key) if part is None or part[0].content else part[0]
+        metadata_and_bytes = self._get_range(self._blobs, key, 0 if not limit else offset, max(1, limit))
+        metadata = (
+            self._blob_metadata(key)
+            if metadata_and_bytes is None or metadata_and_bytes[0].content
+            else metadata_and_bytes[0]
+        )
         if metadata is None:
             raise Refused("not_found", f"there is no blob {key[:80]!r}")
         if metadata.content:
-            part = self._get_range(self._contents, metadata.content, offset, max(1, limit))
-        if part is None and offset < metadata.size:
+            metadata_and_bytes = self._get_range(self._contents, metadata.content, offset, max(1, limit))
+        if metadata_and_bytes is None and offset < metadata.size:
             raise BlobStoreUnavailable(f"the blob {key[:80]!r} changed while it was read; read it again")
-        return part[1][:limit] if part is not None else b""
+        return metadata_and_bytes[1][:limit] if metadata_and_bytes is not None else b""
 
     def stat(self, key: str) -> BlobStat | None:
         """Return the size and the checksum of a blob, or None if there is no such blob."""
@@ -155,25 +159,25 @@ class S3BlobStore:
 
     # -- requests
 
-    def _put_conditionally(self, key: str, data: bytes, attributes: dict[str, str]) -> bool:
+    def _put_conditionally(self, key: str, content: bytes, attributes: dict[str, str]) -> bool:
         """Write an object unless the key exists. Return whether it was written."""
         try:
-            self._checked(lambda: obstore.put(self._blobs, key, data, attributes=attributes, mode="create"))
+            self._checked(lambda: obstore.put(self._blobs, key, content, attributes=attributes, mode="create"))
         except AlreadyExistsError:
             return False
         return True
 
-    def _upload(self, store: S3Store, name: str, file: BinaryIO, blob_stat: BlobStat) -> None:
+    def _upload(self, store: S3Store, object_name: str, file: BinaryIO, blob_stat: BlobStat) -> None:
         """Write the file as an object; a large one in parts."""
         attributes = {_SHA256: blob_stat.sha256}
         if blob_stat.bytes <= SINGLE_BYTES:
-            data = file.read()
-            self._checked(lambda: obstore.put(store, name, data, attributes=attributes, use_multipart=False))
+            content = file.read()
+            self._checked(lambda: obstore.put(store, object_name, content, attributes=attributes, use_multipart=False))
             return
         self._checked(
             lambda: obstore.put(
                 store,
-                name,
+                object_name,
                 file,
                 attributes=attributes,
                 use_multipart=True,
@@ -193,24 +197,26 @@ class S3BlobStore:
             return content_metadata
         return metadata
 
-    def _object_metadata(self, store: S3Store, name: str) -> _ObjectMetadata | None:
+    def _object_metadata(self, store: S3Store, object_name: str) -> _ObjectMetadata | None:
         """Return the metadata of an object, or None if there is no such object."""
-        part = self._get_range(store, name, 0, 1)
-        if part is not None:
-            return part[0]
+        metadata_and_bytes = self._get_range(store, object_name, 0, 1)
+        if metadata_and_bytes is not None:
+            return metadata_and_bytes[0]
         try:
-            response = self._checked(lambda: obstore.get(store, name))
+            response = self._checked(lambda: obstore.get(store, object_name))
         except FileNotFoundError:
             return None
         return _ObjectMetadata(dict(response.attributes), response.meta["size"])
 
-    def _get_range(self, store: S3Store, name: str, offset: int, size: int) -> tuple[_ObjectMetadata, bytes] | None:
+    def _get_range(
+        self, store: S3Store, object_name: str, offset: int, byte_count: int
+    ) -> tuple[_ObjectMetadata, bytes] | None:
         """Return the metadata and a part of an object.
 
         Return None if there is no such object, or no byte at the offset.
         """
         try:
-            response = obstore.get(store, name, options={"range": (offset, offset + size)})
+            response = obstore.get(store, object_name, options={"range": (offset, offset + byte_count)})
             return _ObjectMetadata(dict(response.attributes), response.meta["size"]), bytes(response.bytes())
         except FileNotFoundError:
             return None
@@ -246,14 +252,14 @@ class S3BlobStore:
                 file = source
             else:
                 file = cast(BinaryIO, stack.enter_context(tempfile.SpooledTemporaryFile(PART_BYTES)))
-            blob_hash, size = hashlib.sha256(), 0
+            blob_hash, content_bytes = hashlib.sha256(), 0
             for chunk in read_chunks(source, self._max_bytes):
                 blob_hash.update(chunk)
-                size += len(chunk)
+                content_bytes += len(chunk)
                 if file is not source:
                     file.write(chunk)
             file.seek(0)
-            yield file, BlobStat(size, blob_hash.hexdigest())
+            yield file, BlobStat(content_bytes, blob_hash.hexdigest())
 
 
 def _valid_offset(text: str) -> str:
@@ -277,8 +283,8 @@ def open_s3(url: str, max_bytes: int = MAX_BLOB_BYTES) -> S3BlobStore:
     address = urlsplit(url)
     parameters = parse_qsl(address.query, keep_blank_values=True)
     options = dict(parameters)
-    unknown = options.keys() - _OPTIONS
-    if not address.hostname or unknown or len(parameters) != len(options):
+    unknown_options = options.keys() - _OPTIONS
+    if not address.hostname or unknown_options or len(parameters) != len(options):
         raise ValueError(
             f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path} names no blob store; "
             f"expected s3://BUCKET/PREFIX, then ? and some of {', '.join(sorted(_OPTIONS))}"
@@ -289,10 +295,10 @@ def open_s3(url: str, max_bytes: int = MAX_BLOB_BYTES) -> S3BlobStore:
     endpoint_options: dict[str, Any] = {"endpoint": options["endpoint"]} if options.get("endpoint") else {}
     allows_http = options.get("allow_http", "false").lower() in ("1", "true", "yes")
 
-    def open_store(folder: str) -> S3Store:
+    def open_store(subfolder: str) -> S3Store:
         return S3Store(
             address.netloc,
-            prefix="/".join(part for part in (address.path.strip("/"), folder) if part),
+            prefix="/".join(prefix_part for prefix_part in (address.path.strip("/"), subfolder) if prefix_part),
             region=region or "us-east-1",
             virtual_hosted_style_request=options.get("virtual_hosted_style", "false").lower() in ("1", "true", "yes"),
             client_options={"allow_http": allows_http, "timeout": timedelta(minutes=10)},

@@ -82,12 +82,12 @@ class BlobStore(Protocol):
 def parse_key(key: str) -> list[str]:
     """Return the names in a key, which slashes separate. Raises `Refused` for an invalid key."""
     try:
-        size = len(key.encode())
+        key_bytes = len(key.encode())
     except UnicodeEncodeError:
         raise Refused("bad_request", f"the key {key[:80]!r} is not Unicode; name blobs in UTF-8") from None
     names = key.split("/")
-    if not 0 < size <= MAX_KEY_BYTES:
-        raise Refused("bad_request", f"the key {key[:80]!r} has {size} bytes; 1 to {MAX_KEY_BYTES} are possible")
+    if not 0 < key_bytes <= MAX_KEY_BYTES:
+        raise Refused("bad_request", f"the key {key[:80]!r} has {key_bytes} bytes; 1 to {MAX_KEY_BYTES} are possible")
     if not key.isprintable():
         raise Refused("bad_request", f"the key {key[:80]!r} has a character that cannot be printed; leave it out")
     if any(name in ("", ".", "..") for name in names):
@@ -100,10 +100,10 @@ def parse_key(key: str) -> list[str]:
 def read_chunks(source: BinaryIO | bytes, max_bytes: int) -> Iterator[bytes]:
     """Yield the content of the source in chunks. Raises `Refused` once it exceeds `max_bytes`."""
     file = io.BytesIO(source) if isinstance(source, bytes) else source
-    size = 0
+    read_bytes = 0
     while chunk := file.read(_CHUNK_BYTES):
-        size += len(chunk)
-        if size > max_bytes:
+        read_bytes += len(chunk)
+        if read_bytes > max_bytes:
             raise Refused("too_large", f"a blob has at most {max_bytes} bytes; split it")
         yield chunk
 
@@ -130,9 +130,9 @@ class FolderBlobStore:
     def put(self, key: str, source: BinaryIO | bytes) -> BlobStat:
         """Store all bytes of the source under the key, replacing an existing blob."""
         path = self._path(key)
-        unfinished, blob_stat = self._write(source)
-        with _deleted_on_exit(unfinished):
-            self._publish(path, lambda: os.replace(unfinished, path))
+        unfinished_path, blob_stat = self._write(source)
+        with _deleted_on_exit(unfinished_path):
+            self._publish(path, lambda: os.replace(unfinished_path, path))
         return blob_stat
 
     def put_if_absent(self, key: str, source: BinaryIO | bytes) -> BlobStat | None:
@@ -140,10 +140,10 @@ class FolderBlobStore:
         path = self._path(key)
         if path.exists():
             return None
-        unfinished, blob_stat = self._write(source)
-        with _deleted_on_exit(unfinished):
+        unfinished_path, blob_stat = self._write(source)
+        with _deleted_on_exit(unfinished_path):
             try:
-                self._publish(path, lambda: os.link(unfinished, path))
+                self._publish(path, lambda: os.link(unfinished_path, path))
             except FileExistsError:
                 return None
         return blob_stat
@@ -153,9 +153,9 @@ class FolderBlobStore:
         offset, limit = clamp_range(offset, limit, MAX_READ_BYTES)
         try:
             with self._path(key).open("rb") as file:
-                size = os.fstat(file.fileno()).st_size - _DIGEST_BYTES
-                file.seek(min(offset, size))
-                return file.read(min(limit, max(0, size - offset)))
+                blob_bytes = os.fstat(file.fileno()).st_size - _DIGEST_BYTES
+                file.seek(min(offset, blob_bytes))
+                return file.read(min(limit, max(0, blob_bytes - offset)))
         except FileNotFoundError:
             raise Refused("not_found", f"there is no blob {key[:80]!r}") from None
 
@@ -163,8 +163,8 @@ class FolderBlobStore:
         """Return the size and the checksum of a blob, or None if there is no such blob."""
         try:
             with self._path(key).open("rb") as file:
-                size = file.seek(-_DIGEST_BYTES, os.SEEK_END)
-                return BlobStat(size, file.read().hex())
+                blob_bytes = file.seek(-_DIGEST_BYTES, os.SEEK_END)
+                return BlobStat(blob_bytes, file.read().hex())
         except FileNotFoundError:
             return None
 
@@ -176,8 +176,8 @@ class FolderBlobStore:
         *names, _ = prefix.split("/")
         if any(name in ("", ".", "..") for name in names):
             return []
-        start = self._folder.joinpath(*(f"+{name}" for name in names))
-        walk = self._walk(start, "".join(f"{name}/" for name in names), prefix, after)
+        start_folder = self._folder.joinpath(*(f"+{name}" for name in names))
+        walk = self._walk(start_folder, "".join(f"{name}/" for name in names), prefix, after)
         while len(entries) < limit and (entry := next(walk, None)) is not None:
             entries.append(entry)
         return entries
@@ -214,13 +214,13 @@ class FolderBlobStore:
         """
         self._unfinished.mkdir(parents=True, exist_ok=True)
         path = self._unfinished / secrets.token_hex(16)
-        blob_hash, size = hashlib.sha256(), 0
+        blob_hash, content_bytes = hashlib.sha256(), 0
         try:
             with path.open("xb") as file:
                 for chunk in read_chunks(source, self._max_bytes):
                     check_free_space(self._unfinished, len(chunk))
                     blob_hash.update(chunk)
-                    size += len(chunk)
+                    content_bytes += len(chunk)
                     file.write(chunk)
                 file.write(blob_hash.digest())
                 file.flush()
@@ -228,7 +228,7 @@ class FolderBlobStore:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        return path, BlobStat(size, blob_hash.hexdigest())
+        return path, BlobStat(content_bytes, blob_hash.hexdigest())
 
     def _publish(self, path: Path, publish: Callable[[], None]) -> None:
         """Call `publish`, which gives a file its final path, and sync the folder.
@@ -253,22 +253,22 @@ class FolderBlobStore:
         try:
             with os.scandir(folder) as entries:
                 # A folder sorts by the prefix of its keys, with the slash: `a-b` is before `a/b`.
-                names = sorted(
+                sorted_names = sorted(
                     entry.name[1:] + ("/" if entry.name[0] == "+" else "")
                     for entry in entries
                     if entry.name.startswith(("+", "="))
                 )
         except FileNotFoundError:
             return
-        for name in names:
-            entry_key = folder_key + name
-            if name.endswith("/"):
+        for entry_name in sorted_names:
+            entry_key = folder_key + entry_name
+            if entry_name.endswith("/"):
                 may_match = entry_key.startswith(prefix) or prefix.startswith(entry_key)
                 if may_match and (entry_key > after or after.startswith(entry_key)):
-                    yield from self._walk(folder / f"+{name[:-1]}", entry_key, prefix, after)
+                    yield from self._walk(folder / f"+{entry_name[:-1]}", entry_key, prefix, after)
             elif entry_key.startswith(prefix) and entry_key > after:
                 with suppress(FileNotFoundError):
-                    yield BlobEntry(entry_key, (folder / f"={name}").stat().st_size - _DIGEST_BYTES)
+                    yield BlobEntry(entry_key, (folder / f"={entry_name}").stat().st_size - _DIGEST_BYTES)
 
 
 @contextmanager
