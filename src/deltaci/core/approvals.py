@@ -67,14 +67,14 @@ def creation_metadata(gate: Gate, started_by: str) -> dict[str, Any]:
 
     Thus the log alone shows who may approve.
     """
-    metadata: dict[str, Any] = {}
+    event_metadata: dict[str, Any] = {}
     if gate.role:
-        metadata["role"] = gate.role
+        event_metadata["role"] = gate.role
     if gate.approvers != 1:
-        metadata["approvers"] = gate.approvers
+        event_metadata["approvers"] = gate.approvers
     if gate.not_by_starter:
-        metadata.update(not_by_starter=True, started_by=started_by)
-    return metadata
+        event_metadata.update(not_by_starter=True, started_by=started_by)
+    return event_metadata
 
 
 def refusal_reason(gate: Gate, person: str, roles: Collection[str], started_by: str, *, approves: bool) -> str:
@@ -104,13 +104,15 @@ def check_decider(job: Job, command: Approve | Reject, *, approves: bool = False
     With `not_by_starter`, the person who started the run may not approve, but may reject.
     """
     check_same_plan(job, command.plan_hash)
-    reason = refusal_reason(job.spec.gate, person_name(command.actor), command.roles, job.started_by, approves=approves)
-    if reason:
+    refusal_text = refusal_reason(
+        job.spec.gate, person_name(command.actor), command.roles, job.started_by, approves=approves
+    )
+    if refusal_text:
         roles_text = f"the role {', '.join(command.roles)}" if command.roles else "no role"
         verb = "approve" if approves else "reject"
         raise Refused(
             "not_allowed",
-            f"{command.actor}, with {roles_text}, may not {verb} job {job.id}: {reason}; "
+            f"{command.actor}, with {roles_text}, may not {verb} job {job.id}: {refusal_text}; "
             f"ask one of them ({_approval_progress(job)})",
         )
 
@@ -120,13 +122,13 @@ def decision_metadata(job: Job, command: Approve | Reject, approvals: tuple[Appr
 
     The approvers are omitted for a plain gate, and so is the plan hash unless the command names one.
     """
-    metadata: dict[str, Any] = {"comment": command.comment}
+    event_metadata: dict[str, Any] = {"comment": command.comment}
     is_plain = job.spec.gate.is_plain
     if job.plan_hash and (command.plan_hash or not is_plain):
-        metadata["plan_hash"] = job.plan_hash
+        event_metadata["plan_hash"] = job.plan_hash
     if not is_plain:
-        metadata["approvers"] = [approval.person for approval in approvals]
-    return metadata
+        event_metadata["approvers"] = [approval.person for approval in approvals]
+    return event_metadata
 
 
 def _approval_progress(job: Job) -> str:

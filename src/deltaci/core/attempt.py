@@ -771,7 +771,7 @@ def stop_request(attempt: Attempt, at: int) -> tuple[str, int] | None:
 
 
 def avoids(attempt: Attempt, worker_id: str) -> bool:
-    """Return whether the attempt avoids this worker, in any of its incarnations."""
+    """Return whether the attempt prefers other workers to this one, in any of its incarnations. See `should_yield`."""
     return first_incarnation_id(worker_id) in attempt.avoid
 
 

@@ -88,11 +88,11 @@ def _release_worker(unit: UnitOfWork, event: Event) -> Iterable[Command]:
     ended_lease = event.metadata.get("lease")
     leased_worker = unit.worker(ended_lease["worker_id"]) if ended_lease and event.run_id else None
     if leased_worker is not None:
-        release = worker.Release(
+        release_command = worker.Release(
             id=leased_worker.id, attempt_id=event.entity_id, is_infra_failure=_is_infra_failure(event)
         )
-        yield release
-        if worker.should_quarantine(leased_worker, release):
+        yield release_command
+        if worker.should_quarantine(leased_worker, release_command):
             yield worker.Quarantine(id=leased_worker.id, reason=worker.REPEATED_INFRA_FAILURES)
 
 
@@ -153,7 +153,8 @@ def _attempt_canceled(unit: UnitOfWork, event: Event) -> Iterable[Command]:
         yield job.Cancel(id=ended_attempt.job_id, reason=ended_attempt.cancel_reason)
 
 
-def _publish_attempt(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+def _create_attempt(unit: UnitOfWork, event: Event) -> Iterable[Command]:
+    """Create the next attempt of a job that was queued."""
     queued_job = unit.job(event.entity_id)
     spec = queued_job.spec
     yield NewRecord(
@@ -201,9 +202,9 @@ def _waits_for_validation(unit: UnitOfWork, executed_job: job.Job) -> bool:
 def _release_dependents(unit: UnitOfWork, event: Event) -> Iterable[Command]:
     """Decrement `unmet` of each job that waits for the ended one, and start those in which it reaches zero.
 
-    None is started if the run ends. Jobs of a family that the ended job fails are skipped. If the ended job does not
-    satisfy its dependents (it was cancelled, or its failure is not allowed), cancel them as blocked instead; its
-    followers, which wait only for its end, are decremented in any case.
+    None is started if the run ends. Other jobs of its matrix, if its failure cancels them, are left alone. If the ended
+    job does not satisfy its dependents (it was cancelled, or its failure is not allowed), cancel them as blocked
+    instead; its followers, which wait only for its end, are decremented in any case.
     """
     ended_job = unit.job(event.entity_id)
     is_satisfied = job.satisfies(ended_job)
@@ -387,7 +388,7 @@ CASCADE: Final[tuple[CascadeRule, ...]] = (
                 "the job is retried or fails"),
     CascadeRule(ATTEMPT, (attempt.CANCELED,), _attempt_canceled,
                 "the job is cancelled"),
-    CascadeRule(JOB, (job.QUEUED,), _publish_attempt,
+    CascadeRule(JOB, (job.QUEUED,), _create_attempt,
                 "an attempt is created for workers to claim"),
     CascadeRule(JOB, (job.RUNNING,), _activate_run,
                 "the first running job starts the run"),

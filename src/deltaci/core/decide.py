@@ -188,8 +188,8 @@ def _create_standalone_attempt(unit: UnitOfWork, command: NewRecord, at: int) ->
     if not isinstance(record, attempt.Attempt):
         return _decide_fully(unit, command, at)
     events: list[Event] = []
-    publish = attempt.Publish(id=record.id, actor=command.actor, request_id=command.request_id)
-    created = attempt.MACHINE.step(record, publish, at, events)
+    publish_command = attempt.Publish(id=record.id, actor=command.actor, request_id=command.request_id)
+    created = attempt.MACHINE.step(record, publish_command, at, events)
     if command.request_id:
         created = remember_request(created, command)
     unit.records[created.id] = created
@@ -401,7 +401,7 @@ def _expand_plan(unit: UnitOfWork, command: Plan) -> Iterable[Command]:
         raise run.MACHINE.refusal(record, run.PlanReady)
     job_creations = _job_creations(record, command.jobs, command.plan_hash, record.started_by)
     unit.require([creation.id for creation in job_creations])
-    plan_ready = run.PlanReady(
+    plan_ready_command = run.PlanReady(
         id=record.id,
         jobs=len(job_creations),
         plan_hash=command.plan_hash,
@@ -409,7 +409,7 @@ def _expand_plan(unit: UnitOfWork, command: Plan) -> Iterable[Command]:
         timeout_seconds=command.timeout_seconds,
         optional_wait_seconds=command.optional_wait_seconds,
     )
-    return [*job_creations, plan_ready]
+    return [*job_creations, plan_ready_command]
 
 
 def _expand_start_run(unit: UnitOfWork, command: StartRun) -> Iterable[Command]:

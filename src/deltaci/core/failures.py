@@ -115,14 +115,14 @@ def classify(facts: Facts, rules: Sequence[FailureRule] = RULES) -> Failure:
     code = facts.error_code or ("SIGNAL" if facts.signal else "EXIT" if facts.exit_code else "FAILED")
     message = facts.message.partition("\n")[0][:MAX_LINE_CHARS]
     for rule in rules:
-        is_match, line = _matches(rule, facts)
+        is_match, matched_line = _matches(rule, facts)
         if is_match:
             return Failure(
                 code=code,
                 failure_class=rule.failure_class,
                 is_retryable=rule.is_retryable and rule.failure_class != USER,
                 rule=rule.name,
-                line=line,
+                line=matched_line,
                 message=message,
             )
     return Failure(code=code, failure_class=USER, is_retryable=False, rule="none", message=message)
@@ -166,13 +166,13 @@ def _compiled_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.IGNORECASE)
 
 
-def may_retry(failure: Failure, attempts: int, max_attempts: int, retry_on: Sequence[str] = ()) -> bool:
+def may_retry(failure: Failure, attempt_count: int, max_attempts: int, retry_on: Sequence[str] = ()) -> bool:
     """Return whether to retry: the failure is retryable, the job retries its class, and attempts remain.
 
-    `attempts` counts those made so far. `retry_on` restricts the retryable classes and never extends them.
+    `attempt_count` counts those made so far. `retry_on` restricts the retryable classes and never extends them.
     """
     is_retried_class = not retry_on or failure.failure_class in retry_on
-    return failure.is_retryable and is_retried_class and attempts < max_attempts
+    return failure.is_retryable and is_retried_class and attempt_count < max_attempts
 
 
 def is_worker_fault(failure_class: str, code: str) -> bool | None:

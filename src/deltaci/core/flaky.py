@@ -39,7 +39,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     failed: tuple[str, ...] = ()
 
 
-class Commit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CommitObservations(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The observations of a job on one commit, oldest first."""
 
     key: str
@@ -59,7 +59,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     project: str = ""
     job: str = ""
-    commits: tuple[Commit, ...] = ()  # The latest is last.
+    commits: tuple[CommitObservations, ...] = ()  # The latest is last.
     flake: Flake = Flake()
     tests: dict[str, Flake] = {}
 
@@ -104,8 +104,8 @@ def failed_tests(report: Any) -> tuple[tuple[str, ...], bool]:
     test_totals = report.get("tests") if isinstance(report, dict) else None
     if not isinstance(test_totals, dict):
         return (), True
-    names = tuple(str(test.get("name", "")) for test in test_totals.get("failures", ()))
-    return names, len(names) == test_totals.get("failed", 0) + test_totals.get("errors", 0)
+    failed_names = tuple(str(failed_test.get("name", "")) for failed_test in test_totals.get("failures", ()))
+    return failed_names, len(failed_names) == test_totals.get("failed", 0) + test_totals.get("errors", 0)
 
 
 def _test_counts(report: Any) -> tuple[int, tuple[str, ...]]:
@@ -113,59 +113,78 @@ def _test_counts(report: Any) -> tuple[int, tuple[str, ...]]:
 
     Return 0 and none if the report has no tests, does not name all failed ones, or names too many.
     """
-    names, is_complete = failed_tests(report)
+    failed_names, is_complete = failed_tests(report)
     test_totals = report.get("tests") if isinstance(report, dict) else None
     if (
         not isinstance(test_totals, dict)
         or not is_complete
-        or len(names) > MAX_FAILED
-        or sum(map(len, names)) > MAX_CHARS
+        or len(failed_names) > MAX_FAILED
+        or sum(map(len, failed_names)) > MAX_CHARS
     ):
         return 0, ()
-    return test_totals.get("total", 0), tuple(sorted(set(names)))
+    return test_totals.get("total", 0), tuple(sorted(set(failed_names)))
 
 
-def add_observation(history: History, key: str, new: Observation) -> History:
+def add_observation(history: History, commit_key: str, new_observation: Observation) -> History:
     """Return the history with one more observation, or the same object if the attempt was added before."""
-    commit_before = next((commit for commit in history.commits if commit.key == key), Commit(key=key))
-    if any(observation.attempt == new.attempt for observation in commit_before.observations):
+    old_observations = next(
+        (
+            observations_of_commit
+            for observations_of_commit in history.commits
+            if observations_of_commit.key == commit_key
+        ),
+        CommitObservations(key=commit_key),
+    )
+    if any(observation.attempt == new_observation.attempt for observation in old_observations.observations):
         return history
-    flake, tests = history.flake, dict(history.tests)
-    if any(observation.is_success != new.is_success for observation in commit_before.observations):
-        flake = _count_flake(flake, key, new.at)
-    for name in _flaky_between(commit_before.observations, new):
-        tests[name] = _count_flake(tests.get(name, Flake()), key, new.at)
-    if len(tests) > MAX_TESTS:
-        newest_names = sorted(tests, key=lambda name: (-tests[name].last_at, name))[:MAX_TESTS]
-        tests = {name: tests[name] for name in newest_names}
-    commit_after = Commit(key=key, observations=(*commit_before.observations, new)[-MAX_OBSERVATIONS:])
-    other_commits = tuple(commit for commit in history.commits if commit.key != key)
+    flake, flake_by_test = history.flake, dict(history.tests)
+    if any(observation.is_success != new_observation.is_success for observation in old_observations.observations):
+        flake = _count_flake(flake, commit_key, new_observation.at)
+    for test_name in _flaky_between(old_observations.observations, new_observation):
+        flake_by_test[test_name] = _count_flake(flake_by_test.get(test_name, Flake()), commit_key, new_observation.at)
+    if len(flake_by_test) > MAX_TESTS:
+        newest_names = sorted(flake_by_test, key=lambda test_name: (-flake_by_test[test_name].last_at, test_name))[
+            :MAX_TESTS
+        ]
+        flake_by_test = {test_name: flake_by_test[test_name] for test_name in newest_names}
+    new_observations = CommitObservations(
+        key=commit_key, observations=(*old_observations.observations, new_observation)[-MAX_OBSERVATIONS:]
+    )
+    observations_of_other_commits = tuple(
+        observations_of_commit for observations_of_commit in history.commits if observations_of_commit.key != commit_key
+    )
     return msgspec.structs.replace(
-        history, commits=(*other_commits, commit_after)[-MAX_COMMITS:], flake=flake, tests=tests
+        history,
+        commits=(*observations_of_other_commits, new_observations)[-MAX_COMMITS:],
+        flake=flake,
+        tests=flake_by_test,
     )
 
 
-def _count_flake(flake: Flake, key: str, at: int) -> Flake:
-    """Return the flake with one more occurrence, on the commit `key` at the time `at`."""
-    return Flake(times=flake.times + 1, last_at=max(flake.last_at, at), commit=key)
+def _count_flake(flake: Flake, commit_key: str, at: int) -> Flake:
+    """Return the flake with one more occurrence, on the commit `commit_key` at the time `at`."""
+    return Flake(times=flake.times + 1, last_at=max(flake.last_at, at), commit=commit_key)
 
 
-def _flaky_between(earlier_observations: Iterable[Observation], new: Observation) -> set[str]:
-    """Return the tests that failed in `new` and not in an earlier observation, or the other way round.
+def _flaky_between(earlier_observations: Iterable[Observation], new_observation: Observation) -> set[str]:
+    """Return the tests that failed in `new_observation` and not in an earlier observation, or the other way round.
 
     Two observations are compared only if the one in which the test passed ran at least as many tests.
     """
-    flaky: set[str] = set()
-    for earlier in earlier_observations:
-        for failing, passing in ((new, earlier), (earlier, new)):
-            if failing.failed and passing.tests >= failing.tests:
-                flaky |= set(failing.failed) - set(passing.failed)
-    return flaky
+    flaky_names: set[str] = set()
+    for earlier_observation in earlier_observations:
+        for failing_observation, passing_observation in (
+            (new_observation, earlier_observation),
+            (earlier_observation, new_observation),
+        ):
+            if failing_observation.failed and passing_observation.tests >= failing_observation.tests:
+                flaky_names |= set(failing_observation.failed) - set(passing_observation.failed)
+    return flaky_names
 
 
 def flaky_tests(history: History, now: int) -> dict[str, Flake]:
     """Return the flaky tests of the job, without expired ones."""
-    return {name: flake for name, flake in history.tests.items() if is_current(flake, now)}
+    return {test_name: flake for test_name, flake in history.tests.items() if is_current(flake, now)}
 
 
 def is_current(flake: Flake, now: int) -> bool:

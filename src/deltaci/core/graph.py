@@ -12,20 +12,20 @@ def dependents(needs: Mapping[str, Sequence[str]], verb: str = "needs") -> dict[
 
     `verb` is used in the message of a refusal.
     """
-    dependents: dict[str, list[str]] = {name: [] for name in needs}
+    dependents_by_name: dict[str, list[str]] = {name: [] for name in needs}
     for name, needed_names in needs.items():
         for need in needed_names:
-            if need not in dependents:
+            if need not in dependents_by_name:
                 raise Refused(
                     "bad_request",
                     f"job {name!r} {verb} {need!r}, which is not in the plan; add it or remove the need",
                 )
-            dependents[need].append(name)
+            dependents_by_name[need].append(name)
         if len(set(needed_names)) != len(needed_names):
             raise Refused(
                 "bad_request", f"job {name!r} names a dependency twice: {', '.join(needed_names)}; name each once"
             )
-    return {name: tuple(names) for name, names in dependents.items()}
+    return {name: tuple(dependent_names) for name, dependent_names in dependents_by_name.items()}
 
 
 def check_acyclic(needs: Mapping[str, Sequence[str]]) -> None:
@@ -41,20 +41,20 @@ def find_cycle(needs: Mapping[str, Sequence[str]]) -> list[str]:
     Uses no recursion and takes time linear in the size of the plan.
     """
     names_on_path, finished_names = set[str](), set[str]()
-    for root in needs:
-        path: list[str] = []
-        stack: list[tuple[str, bool]] = [(root, False)]
+    for start_name in needs:
+        current_path: list[str] = []
+        stack: list[tuple[str, bool]] = [(start_name, False)]
         while stack:
             name, is_leaving = stack.pop()
             if is_leaving:
                 names_on_path.discard(name)
                 finished_names.add(name)
-                path.pop()
+                current_path.pop()
             elif name in names_on_path:
-                return [*path[path.index(name) :], name]
+                return [*current_path[current_path.index(name) :], name]
             elif name not in finished_names:
                 names_on_path.add(name)
-                path.append(name)
+                current_path.append(name)
                 stack.append((name, True))
                 stack.extend((need, False) for need in needs[name])
     return []

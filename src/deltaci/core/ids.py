@@ -59,10 +59,15 @@ def lease_fingerprint(token: str) -> str:
 def lease_ref(token: str) -> LeaseRef:
     """Parse a lease id that a runner sent and hash it; raise `StaleLease` if it is malformed."""
     attempt_and_number, _, secret = token.rpartition(".")
-    attempt, _, number = attempt_and_number.rpartition(".")
-    if not attempt or not number.isdecimal() or len(number) > MAX_NUMBER_CHARS or len(secret) < MIN_SECRET_CHARS:
+    attempt_id_text, _, number_text = attempt_and_number.rpartition(".")
+    if (
+        not attempt_id_text
+        or not number_text.isdecimal()
+        or len(number_text) > MAX_NUMBER_CHARS
+        or len(secret) < MIN_SECRET_CHARS
+    ):
         raise StaleLease("UNKNOWN_LEASE", "the lease id is malformed; stop this attempt")
-    return LeaseRef(attempt, int(number), lease_fingerprint(token))
+    return LeaseRef(attempt_id_text, int(number_text), lease_fingerprint(token))
 
 
 def incarnation_id(name: str, number: int) -> str:
@@ -80,6 +85,8 @@ def worker_name(id: str) -> str:
 
 def first_incarnation_id(id: str) -> str:
     """Return the id of the worker's first incarnation; an id that is no incarnation id is returned unchanged."""
-    name, _, number = id.partition("/")
-    is_incarnation = number.isdecimal() and number.isascii() and not number.startswith("0") and number != "1"
+    name, _, number_text = id.partition("/")
+    is_incarnation = (
+        number_text.isdecimal() and number_text.isascii() and not number_text.startswith("0") and number_text != "1"
+    )
     return name if is_incarnation else id

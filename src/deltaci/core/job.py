@@ -185,22 +185,22 @@ class Cancel(Command, frozen=True, kw_only=True):
 
 def _create(job: Job, _command: Create, at: int) -> Transition:
     spec = job.spec
-    metadata: dict[str, Any] = {
+    event_metadata: dict[str, Any] = {
         "name": spec.name,
         "kind": spec.kind,
         "needs": list(job.needs),
         "is_required": spec.is_required,
     }
     if job.after:
-        metadata["after"] = list(job.after)
+        event_metadata["after"] = list(job.after)
     if spec.family:
-        metadata.update(family=spec.family, is_family_fail_fast=spec.is_family_fail_fast)
+        event_metadata.update(family=spec.family, is_family_fail_fast=spec.is_family_fail_fast)
     if spec.group:
-        metadata["group"] = spec.group
+        event_metadata["group"] = spec.group
     if spec.retry_on:
-        metadata["retry_on"] = list(spec.retry_on)
+        event_metadata["retry_on"] = list(spec.retry_on)
     if spec.kind == TASK:
-        metadata.update(
+        event_metadata.update(
             max_attempts=spec.max_attempts,
             base_delay_seconds=spec.base_delay_seconds,
             max_delay_seconds=spec.max_delay_seconds,
@@ -208,8 +208,8 @@ def _create(job: Job, _command: Create, at: int) -> Transition:
             has_validation=spec.has_validation,
         )
     else:
-        metadata.update(approvals.creation_metadata(spec.gate, job.started_by))
-    return PENDING, {"created_at": at}, metadata
+        event_metadata.update(approvals.creation_metadata(spec.gate, job.started_by))
+    return PENDING, {"created_at": at}, event_metadata
 
 
 def _check_ready(job: Job, kind: str) -> None:
@@ -222,8 +222,12 @@ def _check_ready(job: Job, kind: str) -> None:
 
 
 def _next_attempt(job: Job) -> Transition:
-    index = job.attempts + 1
-    return QUEUED, {"attempts": index, "attempt_id": attempt_id(job.id, index)}, {"attempt_index": index}
+    attempt_index = job.attempts + 1
+    return (
+        QUEUED,
+        {"attempts": attempt_index, "attempt_id": attempt_id(job.id, attempt_index)},
+        {"attempt_index": attempt_index},
+    )
 
 
 def _schedule(job: Job, _command: Schedule, _at: int) -> Transition:
@@ -233,8 +237,8 @@ def _schedule(job: Job, _command: Schedule, _at: int) -> Transition:
 
 def _open_approval(job: Job, _command: OpenApproval, at: int) -> Transition:
     _check_ready(job, APPROVAL)
-    deadline = at + (job.spec.approval_seconds or approvals.EXPIRY_SECONDS) * SECOND
-    return WAITING_APPROVAL, {"approve_by": deadline}, {"approve_by": deadline}
+    approve_by = at + (job.spec.approval_seconds or approvals.EXPIRY_SECONDS) * SECOND
+    return WAITING_APPROVAL, {"approve_by": approve_by}, {"approve_by": approve_by}
 
 
 def _begin(job: Job, command: Begin, at: int) -> Transition:
@@ -257,7 +261,7 @@ def _attempt_succeeded(job: Job, command: AttemptSucceeded, _at: int) -> Transit
 
 def _attempt_failed(job: Job, command: AttemptFailed, at: int) -> Transition:
     failure, spec = command.failure, job.spec
-    metadata: dict[str, Any] = {
+    event_metadata: dict[str, Any] = {
         "attempt_index": job.attempts,
         "retry_count": job.attempts - 1,
         "max_retries": spec.max_attempts - 1,
@@ -267,15 +271,23 @@ def _attempt_failed(job: Job, command: AttemptFailed, at: int) -> Transition:
         "code": failure.code,
     }
     if not failures.may_retry(failure, job.attempts, spec.max_attempts, spec.retry_on):
-        return FAILED, {"worker_id": "", "last_error": failure, "reason": failure.code, "completed_at": at}, metadata
+        return (
+            FAILED,
+            {"worker_id": "", "last_error": failure, "reason": failure.code, "completed_at": at},
+            event_metadata,
+        )
     retry_at = backoff.next_run_at(
         at, job.attempts, spec.base_delay_seconds, spec.max_delay_seconds, jitter=spec.jitter, salt=job.attempt_id
     )
     # A runner that lost its lease may execute the job until the lease would have ended.
     retry_at = max(retry_at, command.not_before)
-    metadata["retry_count"] = job.attempts
-    metadata["next_run_at"] = retry_at
-    return RETRYING, {"worker_id": "", "last_error": failure, "next_run_at": retry_at, "avoid": command.avoid}, metadata
+    event_metadata["retry_count"] = job.attempts
+    event_metadata["next_run_at"] = retry_at
+    return (
+        RETRYING,
+        {"worker_id": "", "last_error": failure, "next_run_at": retry_at, "avoid": command.avoid},
+        event_metadata,
+    )
 
 
 def _retry_due(job: Job, _command: RetryDue, at: int) -> Transition:
@@ -398,23 +410,23 @@ def dooms_run(job: Job) -> bool:
 
 
 def select_gates(
-    jobs: Iterable[Job], command: type[Approve] | type[Reject], person: str, name: str | None = None
+    jobs: Iterable[Job], command_type: type[Approve] | type[Reject], person: str, gate_name: str | None = None
 ) -> list[Job]:
-    """Return the approval gates of a run that an approval or rejection applies to.
+    """Return the approval gates of a run that an approval or rejection applies to. Raise `Refused` if there is none.
 
     With a name, that is the gate of this name; without, every gate that waits for approval. If none waits and the
     command is a repeated `Approve`, return the gates that this person approved before.
     """
-    gates = [job for job in jobs if job.spec.kind == APPROVAL]
-    if name is not None:
-        named_gates = [gate for gate in gates if gate.spec.name == name]
+    all_gates = [job for job in jobs if job.spec.kind == APPROVAL]
+    if gate_name is not None:
+        named_gates = [gate for gate in all_gates if gate.spec.name == gate_name]
         if not named_gates:
-            raise Refused("not_found", f"there is no approval {name!r}")
+            raise Refused("not_found", f"there is no approval {gate_name!r}")
         return named_gates
-    waiting_gates = [gate for gate in gates if MACHINE.changes(gate.state, command)]
+    waiting_gates = [gate for gate in all_gates if MACHINE.changes(gate.state, command_type)]
     if waiting_gates:
         return waiting_gates
-    approved_gates = [gate for gate in gates if any(approval.person == person for approval in gate.approvals)]
-    if command is Approve and approved_gates:
+    approved_gates = [gate for gate in all_gates if any(approval.person == person for approval in gate.approvals)]
+    if command_type is Approve and approved_gates:
         return approved_gates
     raise Refused("wrong_state", "nothing in this run waits for approval")

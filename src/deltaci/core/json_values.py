@@ -24,10 +24,10 @@ def bad_request(message: str) -> Refused:
 def short_repr(value: object) -> str:
     """Return the value's `repr`, cut to MAX_REPR characters, for a message. Does not raise, even if `repr` does."""
     try:
-        text = repr(value)
+        value_repr = repr(value)
     except Exception:
         return f"some {type(value).__name__}"
-    return text if len(text) <= MAX_REPR else f"{text[:MAX_REPR]}…"
+    return value_repr if len(value_repr) <= MAX_REPR else f"{value_repr[:MAX_REPR]}…"
 
 
 def replace_surrogates(value: object) -> str:
@@ -35,27 +35,29 @@ def replace_surrogates(value: object) -> str:
     return str(value).encode("utf-8", "replace").decode()
 
 
-def json_copy(name: str, value: Any) -> Any:
+def json_copy(value_name: str, value: Any) -> Any:
     """Return a copy of a JSON value as it will be read back from the store.
 
-    Raises `Refused`, with `name` in its message, if the value is not JSON or too large.
+    Raises `Refused`, with `value_name` in its message, if the value is not JSON or too large.
     """
     if value is None or value is True or value is False:
         return value
-    problem = ""
+    problem_text = ""
     try:
-        body = msgspec.json.encode(value)
-        decoded_copy = msgspec.json.decode(body)
+        encoded_value = msgspec.json.encode(value)
+        decoded_copy = msgspec.json.decode(encoded_value)
         msgspec.msgpack.encode(decoded_copy)  # The stored form; fails for integers beyond 64 bits.
-        is_unchanged = decoded_copy == value and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
+        is_unchanged = decoded_copy == value and encoded_value.count(b"[") + encoded_value.count(b"{") <= MAX_DEPTH
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        body, decoded_copy, is_unchanged, problem = b"", None, False, str(error)
+        encoded_value, decoded_copy, is_unchanged, problem_text = b"", None, False, str(error)
     if not is_unchanged:
-        problem = _json_problem(value) or problem
-    if problem:
-        raise bad_request(f"{name} is not JSON: {problem}; give numbers, texts, lists and objects")
-    if len(body) > MAX_PAYLOAD_BYTES:
-        raise bad_request(f"{name} has {len(body)} bytes; at most {MAX_PAYLOAD_BYTES}: store it elsewhere, refer to it")
+        problem_text = _json_problem(value) or problem_text
+    if problem_text:
+        raise bad_request(f"{value_name} is not JSON: {problem_text}; give numbers, texts, lists and objects")
+    if len(encoded_value) > MAX_PAYLOAD_BYTES:
+        raise bad_request(
+            f"{value_name} has {len(encoded_value)} bytes; at most {MAX_PAYLOAD_BYTES}: store it elsewhere, refer to it"
+        )
     return decoded_copy
 
 
@@ -70,9 +72,9 @@ def _json_problem(value: Any) -> str:
         if depth > MAX_DEPTH:
             return f"it is nested more than {MAX_DEPTH} deep"
         if isinstance(part, dict):
-            keys = [key for key in part if not isinstance(key, str)]
-            if keys:
-                return f"the key {short_repr(keys[0])} is no text"
+            invalid_keys = [key for key in part if not isinstance(key, str)]
+            if invalid_keys:
+                return f"the key {short_repr(invalid_keys[0])} is no text"
             pending += [(child, depth + 1) for pair in part.items() for child in pair]
         elif isinstance(part, list | tuple):
             pending += [(child, depth + 1) for child in part]

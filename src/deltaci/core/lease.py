@@ -206,10 +206,10 @@ def change(lease: Lease, command_type: type[Command], at: int) -> Lease:
 
     A repeat returns the same lease; a command that the state does not allow is refused.
     """
-    unconditional = _UNCONDITIONAL.get((lease.state, command_type))
-    if unconditional is not None:
-        expires_at = _renewed_expiry(lease, at) if unconditional[1] else lease.expires_at
-        return msgspec.structs.replace(lease, state=unconditional[0], expires_at=expires_at, reassign_at=0)
+    state_and_renewal = _UNCONDITIONAL.get((lease.state, command_type))
+    if state_and_renewal is not None:
+        expires_at = _renewed_expiry(lease, at) if state_and_renewal[1] else lease.expires_at
+        return msgspec.structs.replace(lease, state=state_and_renewal[0], expires_at=expires_at, reassign_at=0)
     rule = MACHINE.rule(lease.state, command_type)
     if rule is None:
         raise MACHINE.refusal(lease, command_type)
@@ -240,18 +240,18 @@ def unknown_attempt(id: str) -> StaleLease:
     return StaleLease("UNKNOWN_LEASE", f"there is no attempt {id!r}; stop this attempt")
 
 
-def check_fence(lease: Lease | None, ended: Lease | None, ref: LeaseRef, worker_id: str, at: int) -> Lease:
+def check_fence(lease: Lease | None, ended_lease: Lease | None, ref: LeaseRef, worker_id: str, at: int) -> Lease:
     """Return `lease` if it is live and a message with this reference, from this worker, was sent under it.
 
-    Otherwise raise `StaleLease` with the reason. `ended` is the attempt's latest ended lease.
+    Otherwise raise `StaleLease` with the reason. `ended_lease` is the attempt's latest ended lease.
     """
     if lease is not None and is_held_by(lease, ref, worker_id):
         if at < lease.expires_at:
             return lease
         raise StaleLease("LEASE_EXPIRED", f"expired {(at - lease.expires_at) / SECOND:.0f} s ago; stop this attempt")
-    if ended is not None and is_held_by(ended, ref, worker_id):
-        raise StaleLease(_REASONS[ended.state], f"the lease is {ended.state}; stop this attempt")
-    latest_lease = lease or ended
+    if ended_lease is not None and is_held_by(ended_lease, ref, worker_id):
+        raise StaleLease(_REASONS[ended_lease.state], f"the lease is {ended_lease.state}; stop this attempt")
+    latest_lease = lease or ended_lease
     if latest_lease is not None and ref.number < latest_lease.number:
         raise StaleLease(
             "LEASE_REPLACED", f"lease {ref.number} was replaced by lease {latest_lease.number}; stop this attempt"

@@ -120,15 +120,19 @@ def _worker_lists(record: Worker, state: str) -> frozenset[ListKey]:
 
 def _fixed_run_lists(record: Run) -> frozenset[ListKey]:
     origin = record.origin
-    names = [RUNS, *([WORKSTREAMS] if origin.workstream else []), *(runs_with_label(label) for label in origin.labels)]
-    fields = (
+    list_names = [
+        RUNS,
+        *([WORKSTREAMS] if origin.workstream else []),
+        *(runs_with_label(label) for label in origin.labels),
+    ]
+    list_and_value_pairs = (
         (runs_of_project, origin.project),
         (runs_of_branch, origin.branch),
         (runs_started_by, record.started_by),
         (runs_of_template, origin.template),
     )
-    names += [list_name(value) for list_name, value in fields if value]
-    return frozenset((record.tenant, name) for name in names)
+    list_names += [list_name(value) for list_name, value in list_and_value_pairs if value]
+    return frozenset((record.tenant, name) for name in list_names)
 
 
 def _run_state_lists(record: Run) -> frozenset[ListKey]:

@@ -24,8 +24,8 @@ def resolve_needs(steps: Sequence[tuple[str, Sequence[str] | None]]) -> tuple[tu
     and a step without declared needs has none.
     """
     if all(needs is None for _, needs in steps):
-        chain = graph.chain([name for name, _ in steps])
-        return tuple(chain[name] for name, _ in steps)
+        needs_by_name = graph.chain([name for name, _ in steps])
+        return tuple(needs_by_name[name] for name, _ in steps)
     return tuple(tuple(needs or ()) for _, needs in steps)
 
 
@@ -38,15 +38,15 @@ def plan_hash(
     optional_wait_seconds: int = run.OPTIONAL_WAIT_SECONDS,
 ) -> str:
     """Return the SHA-256 of these fields of a plan, in hex. The order of dict keys does not matter."""
-    plan = {
+    hashed_fields = {
         "jobs": jobs,
         "is_fail_fast": is_fail_fast,
         "has_validation": has_validation,
         "timeout_seconds": timeout_seconds,
     }
     if optional_wait_seconds != run.OPTIONAL_WAIT_SECONDS:  # Plans of older versions keep their hash.
-        plan["optional_wait_seconds"] = optional_wait_seconds
-    return sha256(msgspec.json.encode(plan, order="sorted")).hexdigest()
+        hashed_fields["optional_wait_seconds"] = optional_wait_seconds
+    return sha256(msgspec.json.encode(hashed_fields, order="sorted")).hexdigest()
 
 
 def prerequisites(spec: JobSpec) -> tuple[str, ...]:
@@ -56,33 +56,33 @@ def prerequisites(spec: JobSpec) -> tuple[str, ...]:
 
 def followers(jobs: Sequence[JobSpec]) -> dict[str, tuple[str, ...]]:
     """Return, for each job, the names of the jobs that wait only for its end. Jobs without such are omitted."""
-    followers: dict[str, list[str]] = {}
+    followers_by_name: dict[str, list[str]] = {}
     for spec in jobs:
         for name in prerequisites(spec)[len(spec.needs) :]:
-            followers.setdefault(name, []).append(spec.name)
-    return {name: tuple(names) for name, names in followers.items()}
+            followers_by_name.setdefault(name, []).append(spec.name)
+    return {name: tuple(follower_names) for name, follower_names in followers_by_name.items()}
 
 
 def dependents(jobs: Sequence[JobSpec]) -> dict[str, tuple[str, ...]]:
     """Return, for each job, the names of the jobs that need its success. Refuse an invalid plan."""
     if len(jobs) > run.MAX_JOBS:
         raise Refused("bad_request", f"the plan has {len(jobs)} jobs; a run takes at most {run.MAX_JOBS}")
-    needs = {spec.name: spec.needs for spec in jobs}
-    if len(needs) != len(jobs):
+    needs_by_name = {spec.name: spec.needs for spec in jobs}
+    if len(needs_by_name) != len(jobs):
         raise Refused("bad_request", "two jobs of the plan have the same name; give each its own name")
     for spec in jobs:
         _check_spec(spec)
         # The id of an attempt is derived from its job's: `build.1` is the first attempt of `build`.
-        job_name, _, number = spec.name.rpartition(".")
-        if job_name in needs and number.isdecimal():
+        job_name, _, number_text = spec.name.rpartition(".")
+        if job_name in needs_by_name and number_text.isdecimal():
             raise Refused(
                 "bad_request", f"job {spec.name!r} has the name of an attempt of job {job_name!r}; give it another name"
             )
-    dependents_by_name = graph.dependents(needs)
+    dependents_by_name = graph.dependents(needs_by_name)
     after_by_name = {spec.name: spec.after for spec in jobs if spec.after}
     if after_by_name:
-        graph.dependents({name: after_by_name.get(name, ()) for name in needs}, "is after")
-    graph.check_acyclic({spec.name: prerequisites(spec) for spec in jobs} if after_by_name else needs)
+        graph.dependents({name: after_by_name.get(name, ()) for name in needs_by_name}, "is after")
+    graph.check_acyclic({spec.name: prerequisites(spec) for spec in jobs} if after_by_name else needs_by_name)
     return dependents_by_name
 
 
@@ -111,24 +111,27 @@ def _check_spec(spec: JobSpec) -> None:
     approvals.check_gate(spec.name, spec.gate)
 
 
-def rerun_jobs(record: Run, jobs: Iterable[Job], *, failed_only: bool) -> tuple[JobSpec, ...]:
-    """Return the jobs of a run that repeats `record`, in the order of the old plan. `jobs` are all jobs of `record`.
+def rerun_jobs(original_run: Run, jobs: Iterable[Job], *, failed_only: bool) -> tuple[JobSpec, ...]:
+    """Return the jobs of a run that repeats `original_run`, in the order of its plan. `jobs` are all of its jobs.
 
     With `failed_only`, these are the jobs that did not succeed, the jobs after them, because they saw the old result,
     and the approvals before these; no approval is inherited. Dependencies through omitted jobs are kept.
     """
-    if not run.is_over(record):
-        raise Refused("wrong_state", f"run {record.id} is {record.state}; wait for its end, or cancel it, to repeat it")
-    if not can_rerun(record.state, record.reason):
-        raise Refused("wrong_state", f"run {record.id} never had a plan ({record.reason}); start a new run")
+    if not run.is_over(original_run):
+        raise Refused(
+            "wrong_state",
+            f"run {original_run.id} is {original_run.state}; wait for its end, or cancel it, to repeat it",
+        )
+    if not can_rerun(original_run.state, original_run.reason):
+        raise Refused("wrong_state", f"run {original_run.id} never had a plan ({original_run.reason}); start a new run")
     jobs_by_name = {job.spec.name: job for job in sorted(jobs, key=lambda job: job.position)}
     specs = [job.spec for job in jobs_by_name.values()]
     if not failed_only:
         return tuple(specs)
-    names = job_names_to_rerun(jobs_by_name)
-    if not names:
-        raise Refused("wrong_state", f"nothing failed in run {record.id}; repeat all of it instead")
-    return restrict(specs, names)
+    names_to_rerun = job_names_to_rerun(jobs_by_name)
+    if not names_to_rerun:
+        raise Refused("wrong_state", f"nothing failed in run {original_run.id}; repeat all of it instead")
+    return restrict(specs, names_to_rerun)
 
 
 def can_rerun(state: str, reason: str) -> bool:
@@ -138,19 +141,22 @@ def can_rerun(state: str, reason: str) -> bool:
 
 def job_names_to_rerun(jobs: Mapping[str, Job]) -> set[str]:
     """Return the names of the jobs that did not succeed, the jobs after them, and the approvals before these."""
-    predecessors = {
-        name: [earlier for earlier in prerequisites(record.spec) if earlier in jobs] for name, record in jobs.items()
+    predecessors_by_name = {
+        name: [earlier_name for earlier_name in prerequisites(job_record.spec) if earlier_name in jobs]
+        for name, job_record in jobs.items()
     }
-    unsuccessful_names = [name for name, record in jobs.items() if not job.satisfies(record)]
-    names = {*unsuccessful_names, *_reachable(unsuccessful_names, graph.dependents(predecessors))}
-    return names | {name for name in _reachable(names, predecessors) if jobs[name].spec.kind == job.APPROVAL}
+    unsuccessful_names = [name for name, job_record in jobs.items() if not job.satisfies(job_record)]
+    names_to_rerun = {*unsuccessful_names, *_reachable(unsuccessful_names, graph.dependents(predecessors_by_name))}
+    return names_to_rerun | {
+        name for name in _reachable(names_to_rerun, predecessors_by_name) if jobs[name].spec.kind == job.APPROVAL
+    }
 
 
 def restrict(specs: Sequence[JobSpec], names: Collection[str]) -> tuple[JobSpec, ...]:
     """Return the jobs with these names. A dependency on an omitted job is replaced by the dependencies of that job."""
-    needs = {spec.name: spec.needs for spec in specs}
-    predecessors = {spec.name: prerequisites(spec) for spec in specs}
-    remaining_needs, remaining_predecessors = _contract(needs, names), _contract(predecessors, names)
+    needs_by_name = {spec.name: spec.needs for spec in specs}
+    predecessors_by_name = {spec.name: prerequisites(spec) for spec in specs}
+    remaining_needs, remaining_predecessors = _contract(needs_by_name, names), _contract(predecessors_by_name, names)
     return tuple(
         msgspec.structs.replace(
             spec,
@@ -163,37 +169,41 @@ def restrict(specs: Sequence[JobSpec], names: Collection[str]) -> tuple[JobSpec,
     )
 
 
-def _reachable(names: Iterable[str], edges: Mapping[str, Sequence[str]]) -> set[str]:
+def _reachable(names: Iterable[str], targets_by_name: Mapping[str, Sequence[str]]) -> set[str]:
     """Return the names that can be reached from `names` by following one or more edges."""
-    reached, stack = set[str](), list(names)
+    reached_names, stack = set[str](), list(names)
     while stack:
-        unvisited = [name for name in edges[stack.pop()] if name not in reached]
-        reached.update(unvisited)
+        unvisited = [name for name in targets_by_name[stack.pop()] if name not in reached_names]
+        reached_names.update(unvisited)
         stack += unvisited
-    return reached
+    return reached_names
 
 
-def _contract(edges: Mapping[str, Sequence[str]], remaining_names: Collection[str]) -> dict[str, tuple[str, ...]]:
+def _contract(
+    targets_by_name: Mapping[str, Sequence[str]], remaining_names: Collection[str]
+) -> dict[str, tuple[str, ...]]:
     """Return the edges between the remaining names.
 
     An edge to an omitted name is replaced by the edges from that name.
     """
-    contracted: dict[str, tuple[str, ...]] = {}
-    stack = [*edges]
+    contracted_by_name: dict[str, tuple[str, ...]] = {}
+    stack = [*targets_by_name]
     while stack:
         name = stack[-1]
-        uncontracted = (
-            [next_name for next_name in edges[name] if next_name not in contracted] if name not in contracted else []
+        uncontracted_names = (
+            [next_name for next_name in targets_by_name[name] if next_name not in contracted_by_name]
+            if name not in contracted_by_name
+            else []
         )
-        if uncontracted:
-            stack += uncontracted
+        if uncontracted_names:
+            stack += uncontracted_names
             continue
         stack.pop()
-        if name not in contracted:
+        if name not in contracted_by_name:
             targets = (
                 target
-                for next_name in edges[name]
-                for target in ((next_name,) if next_name in remaining_names else contracted[next_name])
+                for next_name in targets_by_name[name]
+                for target in ((next_name,) if next_name in remaining_names else contracted_by_name[next_name])
             )
-            contracted[name] = tuple(dict.fromkeys(targets))
-    return contracted
+            contracted_by_name[name] = tuple(dict.fromkeys(targets))
+    return contracted_by_name

@@ -36,12 +36,12 @@ def plain_line(text: str, max_chars: int) -> str:
 
 def format_size(byte_count: int) -> str:
     """Return a number of bytes as text for people, such as `512 B`, `1.5 KiB` or `3.2 MiB`."""
-    value = float(byte_count)
+    scaled_size = float(byte_count)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
+        if scaled_size < 1024:
+            return f"{scaled_size:.0f} {unit}" if unit == "B" else f"{scaled_size:.1f} {unit}"
+        scaled_size /= 1024
+    return f"{scaled_size:.1f} TiB"
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
@@ -70,12 +70,21 @@ def _normalized(word: str) -> str:
 def edit_distance(first: str, second: str) -> int:
     """Return how many characters to add, remove, replace or swap with a neighbour to turn `first` into `second`."""
     rows = [list(range(len(second) + 1))]
-    for i, first_char in enumerate(first, 1):
-        row = [i]
-        for j, second_char in enumerate(second, 1):
-            cost = min(rows[-1][j] + 1, row[j - 1] + 1, rows[-1][j - 1] + (first_char != second_char))
-            if i > 1 and j > 1 and first_char == second[j - 2] and first[i - 2] == second_char:
-                cost = min(cost, rows[-2][j - 2] + 1)
+    for first_index, first_char in enumerate(first, 1):
+        row = [first_index]
+        for second_index, second_char in enumerate(second, 1):
+            cost = min(
+                rows[-1][second_index] + 1,
+                row[second_index - 1] + 1,
+                rows[-1][second_index - 1] + (first_char != second_char),
+            )
+            if (
+                first_index > 1
+                and second_index > 1
+                and first_char == second[second_index - 2]
+                and first[first_index - 2] == second_char
+            ):
+                cost = min(cost, rows[-2][second_index - 2] + 1)
             row.append(cost)
         rows.append(row)
     return rows[-1][-1]
