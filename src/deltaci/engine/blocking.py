@@ -104,19 +104,19 @@ class BlockingQueue:
             return Worker(self._queue, handler, **options)
 
         worker = self._run_in_loop(make_worker())
-        future = asyncio.run_coroutine_threadsafe(worker.run(until_empty=until_empty), self._loop)
+        work_future = asyncio.run_coroutine_threadsafe(worker.run(until_empty=until_empty), self._loop)
         try:
-            future.result()
+            work_future.result()
         except KeyboardInterrupt:
             self._loop.call_soon_threadsafe(worker.stop)
-            future.result()
+            work_future.result()
             raise
         return worker.finished
 
 
 async def _cancel_other_tasks() -> None:
     """Cancel the calls that other threads still wait for: the loop is about to stop, so that none would return."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
+    other_tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in other_tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*other_tasks, return_exceptions=True)

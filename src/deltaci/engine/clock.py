@@ -32,12 +32,14 @@ def steady_clock() -> Callable[[], float]:
 
 
 class MonotonicClock:
-    """Turns readings of the store's clock into times that never go back and never jump ahead. Unit: microseconds.
+    """Turns readings of the store's clock into times that never go back and never jump ahead by more than
+    `jump_seconds`.
 
-    If the store's clock is set back, this clock goes on at the pace of real time, so that no lease is shortened or
-    revived and no timer stands still until the store's clock has caught up. If the store's clock is set forward, this
-    clock goes on at the pace of real time as well: otherwise every lease would end at once while its job runs. The new
-    time takes effect in the next process, or as soon as a record shows that another server uses it.
+    Times are in microseconds. If the store's clock is set back, this clock goes on at the pace of real time, so that no
+    lease is shortened or revived and no timer stands still until the store's clock has caught up. If the store's clock
+    is set forward by more than `jump_seconds`, this clock goes on at the pace of real time as well: otherwise every
+    lease would end at once while its job runs. The new time takes effect in the next process, or as soon as a record
+    shows that another server uses it.
     """
 
     def __init__(self, elapsed_ns: Callable[[], int] = boot_time_ns, jump_seconds: float = JUMP_SECONDS) -> None:
@@ -45,27 +47,26 @@ class MonotonicClock:
         self._max_jump_microseconds = jump_seconds * SECOND
         self._last_time = 0
         self._last_elapsed_microseconds = elapsed_ns() // NANOSECONDS_PER_MICROSECOND
-        self._max_offset: int | None = (
-            None  # The largest accepted difference between the store's clock and elapsed time.
-        )
+        # The largest accepted difference between the store's clock and elapsed time.
+        self._max_offset: int | None = None
         self._has_warned = False
         self.lead = 0  # The time of this clock minus the store's time, at the last reading.
 
     def read(self, store_time: int) -> int:
         """Return the time at which to make decisions, given a reading of the store's clock."""
-        elapsed = self._elapsed_ns() // NANOSECONDS_PER_MICROSECOND
-        offset = store_time - elapsed  # A delayed answer makes it smaller, never larger.
+        elapsed_microseconds = self._elapsed_ns() // NANOSECONDS_PER_MICROSECOND
+        clock_offset = store_time - elapsed_microseconds  # A delayed answer makes it smaller, never larger.
         if self._max_offset is None:
-            self._max_offset = offset
+            self._max_offset = clock_offset
         now = store_time
-        if offset - self._max_offset > self._max_jump_microseconds:
-            now = elapsed + self._max_offset
+        if clock_offset - self._max_offset > self._max_jump_microseconds:
+            now = elapsed_microseconds + self._max_offset
             self._warn_once((store_time - now) / SECOND)
         else:
-            self._max_offset = max(self._max_offset, offset)
+            self._max_offset = max(self._max_offset, clock_offset)
         if now < self._last_time:
-            now = self._last_time + max(0, elapsed - self._last_elapsed_microseconds)
-        self._last_time, self._last_elapsed_microseconds = now, elapsed
+            now = self._last_time + max(0, elapsed_microseconds - self._last_elapsed_microseconds)
+        self._last_time, self._last_elapsed_microseconds = now, elapsed_microseconds
         self.lead = now - store_time
         return now
 

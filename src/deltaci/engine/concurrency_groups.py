@@ -20,10 +20,10 @@ class ConcurrencyGroups:
 
         If it is, the store locks it, so that no other transaction gets it until this one ends.
         """
-        key = (attempt.tenant, attempt.group)
-        if key not in self._is_free:
-            self._is_free[key] = not (yield LockGroup(*key, now))
-        return self._is_free[key]
+        group_key = (attempt.tenant, attempt.group)
+        if group_key not in self._is_free:
+            self._is_free[group_key] = not (yield LockGroup(*group_key, now))
+        return self._is_free[group_key]
 
     def mark_held(self, attempt: Attempt) -> None:
         """Record that the attempt's group is held, because this batch granted a lease of the attempt."""
@@ -31,7 +31,7 @@ class ConcurrencyGroups:
 
     def held_groups(self, tenant: str) -> tuple[str, ...] | None:
         """Return the tenant's groups that this batch knows to be held, or None if there are none."""
-        groups = tuple(
+        locked_group_names = tuple(
             group for (group_tenant, group), is_free in self._is_free.items() if group_tenant == tenant and not is_free
         )
-        return groups or None
+        return locked_group_names or None

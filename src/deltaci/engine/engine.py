@@ -48,23 +48,23 @@ class Engine:
             Shard(store, self.clock, unreadable_handler, derive_lease_secret, limited_tenants)
             for _ in range(store.max_concurrent_transactions)
         ]
-        self._tasks: list[asyncio.Task[None]] = []
+        self._shard_tasks: list[asyncio.Task[None]] = []
         self._next_shard = 0
 
     async def start(self) -> None:
         """Start the tasks of the shards, so that requests are accepted."""
-        self._tasks = [asyncio.create_task(shard.run(), name="engine") for shard in self._shards]
+        self._shard_tasks = [asyncio.create_task(shard.run(), name="engine") for shard in self._shards]
 
     async def stop(self) -> None:
         """Stop all shards and cancel the requests that still wait."""
         for shard in self._shards:
             shard.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for shard_task in self._shard_tasks:
+            shard_task.cancel()
+        await asyncio.gather(*self._shard_tasks, return_exceptions=True)
         for shard in self._shards:
             shard.cancel_pending()
-        self._tasks = []
+        self._shard_tasks = []
 
     async def do(self, command: Command) -> Decision:
         """Apply one command and return the decision. Raises `Refused`."""
@@ -77,19 +77,21 @@ class Engine:
     async def do_all(self, commands: Iterable[Command]) -> list[Decision | Refused]:
         """Apply commands independently of each other. Return a decision or a refusal for each, in the same order."""
         command_list = list(commands)
-        responses: list[Any] = [None] * len(command_list)
+        response_by_index: list[Any] = [None] * len(command_list)
         indexes_by_shard: dict[Shard, list[int]] = {}
         for index, command in enumerate(command_list):
             indexes_by_shard.setdefault(self._shard_of(command.id), []).append(index)
-        submitted = []
+        submitted_parts = []
         for shard, indexes in indexes_by_shard.items():
-            for start in range(0, len(indexes), MAX_BATCH):
-                part_indexes = indexes[start : start + MAX_BATCH]
-                submitted.append((part_indexes, self._submit([command_list[index] for index in part_indexes], shard)))
-        for part_indexes, part_responses in submitted:
-            for index, response in zip(part_indexes, await part_responses, strict=True):
-                responses[index] = response
-        return responses
+            for part_start in range(0, len(indexes), MAX_BATCH):
+                part_indexes = indexes[part_start : part_start + MAX_BATCH]
+                submitted_parts.append(
+                    (part_indexes, self._submit([command_list[index] for index in part_indexes], shard))
+                )
+        for part_indexes, part_future in submitted_parts:
+            for index, response in zip(part_indexes, await part_future, strict=True):
+                response_by_index[index] = response
+        return response_by_index
 
     async def claim(self, claim: Claim) -> list[ClaimedAttempt]:
         """Grant ready attempts to a worker; return them with their lease ids."""
@@ -113,11 +115,11 @@ class Engine:
         return response
 
     def _submit(self, requests: Sequence[Request], shard: Shard) -> asyncio.Future[list[Response]]:
-        if not self._tasks:
+        if not self._shard_tasks:
             raise Unavailable("the engine does not run; start it first")
-        responses: asyncio.Future[list[Response]] = asyncio.get_running_loop().create_future()
-        shard.submit(PendingRequests(requests, responses))
-        return responses
+        responses_future: asyncio.Future[list[Response]] = asyncio.get_running_loop().create_future()
+        shard.submit(PendingRequests(requests, responses_future))
+        return responses_future
 
     def _shard_of(self, id: str) -> Shard:
         """Return the shard that decides commands for the record: the shard that caches it, if there is one.

@@ -18,10 +18,10 @@ async def read(
     """Return up to `limit` committed events with a `seq` above `after`, of one tenant or, if it is empty, of all."""
     events: list[Event] = []
     while len(events) < limit:
-        size = min(limit, PAGE)
-        page = await store.events(after, size, entity_id=entity_id, run_id=run_id)
+        page_size = min(limit, PAGE)
+        page = await store.events(after, page_size, entity_id=entity_id, run_id=run_id)
         events += [event for event in page if tenant in ("", event.tenant)]
-        if len(page) < size:
+        if len(page) < page_size:
             break
         after = page[-1].seq
     return events[:limit]

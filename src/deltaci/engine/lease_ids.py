@@ -18,12 +18,12 @@ class LeaseIdMinter:
     def __init__(self, key: bytes) -> None:
         self._key = hmac.digest(key, b"lease ids", "sha256")
 
-    def mint(self, attempt_id: str, number: int, salt: str) -> str:
+    def mint(self, attempt_id: str, lease_number: int, salt: str) -> str:
         """Return the secret part of a lease id.
 
         Another salt gives another one: after a restored backup the number of a lease is used again.
         """
-        return hmac.digest(self._key, f"{attempt_id}|{number}|{salt}".encode(), "sha256").hex()
+        return hmac.digest(self._key, f"{attempt_id}|{lease_number}|{salt}".encode(), "sha256").hex()
 
     def live_lease_id(self, record: Attempt) -> str:
         """Return the id of the attempt's live lease, or an empty string if it has none that this key created."""

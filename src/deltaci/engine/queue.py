@@ -486,8 +486,10 @@ class AsyncQueue:
 
     async def hand_back(self, id: str, **options: Any) -> QueueJob:
         """Return a claimed job to the queue, because its worker leaves. This does not count as a lost lease."""
-        stall = attempt.Stall(id=await self._check_tenant(id), reason=attempt.HANDED_BACK, **check_options(options))
-        return await self._apply_command(stall)
+        stall_command = attempt.Stall(
+            id=await self._check_tenant(id), reason=attempt.HANDED_BACK, **check_options(options)
+        )
+        return await self._apply_command(stall_command)
 
     async def cancel(self, id: str, reason: str = "CANCELED", **options: Any) -> QueueJob:
         """Cancel the job at once if it has no lease, else at its worker's next message or at the cancel deadline."""

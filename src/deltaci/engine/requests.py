@@ -97,4 +97,4 @@ class PendingRequests(msgspec.Struct):
     """The requests of one caller, which waits for all of their responses. Each is applied or refused on its own."""
 
     requests: Sequence[Request]
-    responses: asyncio.Future[list[Response]]
+    responses_future: asyncio.Future[list[Response]]

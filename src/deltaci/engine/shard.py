@@ -132,11 +132,11 @@ class Shard:
         They are up to MAX_BATCH requests. A caller with more requests than that forms its own batch.
         """
         batch: list[PendingRequests] = []
-        size = 0
-        while self._inbox and (not batch or size + len(self._inbox[0].requests) <= MAX_BATCH):
+        request_count = 0
+        while self._inbox and (not batch or request_count + len(self._inbox[0].requests) <= MAX_BATCH):
             batch.append(self._inbox.popleft())
-            size += len(batch[-1].requests)
-        self._inbox_size -= size
+            request_count += len(batch[-1].requests)
+        self._inbox_size -= request_count
         if not self._inbox:
             self._has_requests.clear()
         return batch
@@ -156,8 +156,8 @@ class Shard:
                 continue
             for pending in batch:
                 caller_responses = list(islice(responses, len(pending.requests)))
-                if not pending.responses.done():
-                    pending.responses.set_result(caller_responses)
+                if not pending.responses_future.done():
+                    pending.responses_future.set_result(caller_responses)
 
     async def _apply_separately(self, batch: list[PendingRequests], error: Exception) -> None:
         """Apply the requests of each caller in a batch of their own, after the whole batch failed with `error`.
@@ -174,15 +174,15 @@ class Shard:
             except Exception as caller_error:
                 self._fail_batch([pending], caller_error)
             else:
-                if not pending.responses.done():
-                    pending.responses.set_result(caller_responses)
+                if not pending.responses_future.done():
+                    pending.responses_future.set_result(caller_responses)
 
     @staticmethod
     def _fail_batch(batch: Iterable[PendingRequests], error: BaseException) -> None:
         """Raise the error in each caller of the batch that still waits."""
         for pending in batch:
-            if not pending.responses.done():
-                pending.responses.set_exception(error)
+            if not pending.responses_future.done():
+                pending.responses_future.set_exception(error)
 
     def stop(self) -> None:
         """Start no further batch.
@@ -272,10 +272,10 @@ class Shard:
         puts = [self._put_changed(record, due_times) for record in changed.values()]
         puts += [self._put_due_time(id, due_at) for id, due_at in due_times.items() if id not in changed]
         if puts:
-            freed = freed_tenants(changed.values(), self._limited_tenants)
+            tenants = freed_tenants(changed.values(), self._limited_tenants)
             list_changes = batch_list_changes(changed, events)
             repeats = self._repeats
-            yield Write(puts, events, True, list_changes, freed, repeats.moved_requests, repeats.claim_grants)
+            yield Write(puts, events, True, list_changes, tenants, repeats.moved_requests, repeats.claim_grants)
             for put in puts:
                 self._update_cache(put)
         self._evict_uncacheable()
@@ -287,14 +287,14 @@ class Shard:
 
         Remember, for this batch, that the ids in `required_ids` that were not loaded have no record.
         """
-        for stored in stored_records:
-            id = stored.record.id
+        for stored_record in stored_records:
+            id = stored_record.record.id
             self._loaded_ids.add(id)
-            if id not in self._stored_columns or self._stored_columns[id][0] < stored.version:
-                self._unit_of_work.records[id] = stored.record
-                self._stored_columns[id] = (stored.version, stored.due_at)
-            if isinstance(stored.record, UnreadableRecord):
-                self._unreadable_handler.report(stored.record)
+            if id not in self._stored_columns or self._stored_columns[id][0] < stored_record.version:
+                self._unit_of_work.records[id] = stored_record.record
+                self._stored_columns[id] = (stored_record.version, stored_record.due_at)
+            if isinstance(stored_record.record, UnreadableRecord):
+                self._unreadable_handler.report(stored_record.record)
         for id in required_ids:
             if id not in self._unit_of_work.records:
                 self._loaded_ids.add(id)
@@ -393,7 +393,7 @@ class Shard:
         if run_id := whole_run_id or not_loaded.jobs_of:
             stored_records = yield LoadJobs(run_id)
             self._cache_loaded(stored_records)
-            self._unit_of_work.job_ids[run_id] = tuple(stored.record.id for stored in stored_records)
+            self._unit_of_work.job_ids[run_id] = tuple(stored_record.record.id for stored_record in stored_records)
         elif (tenant := not_loaded.workers_of) is not None:
             self._cache_loaded((yield LoadList(tenant, WORKERS)))
             self._unit_of_work.tenants_with_workers.add(tenant)
@@ -426,33 +426,33 @@ class Shard:
     def _ready_pool(self, claim: Claim, now: int, ready: list[StoredRecord] | None) -> Transaction[list[StoredRecord]]:
         """Return the ready attempts that this claim may choose from.
 
-        All claims of the batch with the same pool key share them, so they are queried only once. `ready` has the
-        attempts that were loaded already, if any.
+        All claims of the batch with the same pool key share them, so they are queried only once. `ready` has
+        the attempts that were loaded already, if any.
         """
         pool_key = claim.pool_key
-        if ready is not None and not any(isinstance(stored.record, UnreadableRecord) for stored in ready):
+        if ready is not None and not any(isinstance(stored_record.record, UnreadableRecord) for stored_record in ready):
             self._pools[pool_key] = self._cache_loaded(ready)
         granted_count = self._granted_count
         while pool_key not in self._pools:
             # Attempts that this batch granted are still ready in the store, so ask for that many more. Not for more:
             # the query locks what it finds until the commit.
-            limit, excluded_groups = (
+            pool_size, excluded_groups = (
                 self._requested_counts[pool_key] + granted_count,
                 self._concurrency_groups.held_groups(claim.tenant),
             )
-            query = FindReady(claim.tenant, claim.labels, now, limit, claim.only_ids, excluded_groups)
+            query = FindReady(claim.tenant, claim.labels, now, pool_size, claim.only_ids, excluded_groups)
             stored_records: list[StoredRecord] = yield from self._unreadable_handler.find_readable(
                 query, now + STUCK_SECONDS * SECOND
             )
-            granted_in_result_count = sum(not self._is_still_ready(stored) for stored in stored_records)
+            granted_in_result_count = sum(not self._is_still_ready(stored_record) for stored_record in stored_records)
             if granted_in_result_count <= granted_count or len(stored_records) < query.limit:
                 self._pools[pool_key] = self._cache_loaded(stored_records)
             granted_count = granted_in_result_count
         return self._pools[pool_key]
 
-    def _is_still_ready(self, stored: StoredRecord) -> bool:
+    def _is_still_ready(self, stored_record: StoredRecord) -> bool:
         """Return whether the attempt is still ready to be claimed after the decisions of this batch so far."""
-        record = self._unit_of_work.records.get(stored.record.id, stored.record)
+        record = self._unit_of_work.records.get(stored_record.record.id, stored_record.record)
         return isinstance(record, Attempt) and ready_at(record) is not None
 
     def _claim(
@@ -470,46 +470,46 @@ class Shard:
         pool = yield from self._ready_pool(claim, now, ready)
         secret_hex = secrets.token_hex(SECRET_BYTES * min(limit, len(pool)))
         claimed: list[ClaimedAttempt] = []
-        skipped: list[StoredRecord] = []
+        skipped_attempts: list[StoredRecord] = []
         next_index, may_have_more = 0, False
         while len(claimed) < limit:
             if next_index == len(pool):
                 if not may_have_more or claim.only_ids:
                     break
                 # The query stopped at its limit. Each repetition excludes one more group or one more attempt.
-                pool, next_index, may_have_more = (yield from self._next_pool(claim, now, skipped)), 0, False
+                pool, next_index, may_have_more = (yield from self._next_pool(claim, now, skipped_attempts)), 0, False
                 secret_hex += secrets.token_hex(SECRET_BYTES * min(limit, len(pool)))
                 continue
-            stored = pool[next_index]
+            stored_record = pool[next_index]
             next_index += 1
-            record = self._unit_of_work.records.get(stored.record.id)
-            if not isinstance(record, Attempt) or not self._is_still_ready(stored):
+            record = self._unit_of_work.records.get(stored_record.record.id)
+            if not isinstance(record, Attempt) or not self._is_still_ready(stored_record):
                 continue
             if record.avoid and attempt.should_yield(
                 record, claim.worker_id, claim.other_worker_labels, claim.other_worker_ids
             ):
                 self._requested_counts[claim.pool_key] += 1  # Left to another worker: the query must return one more.
-                skipped.append(stored)
+                skipped_attempts.append(stored_record)
                 may_have_more = True
                 continue
             if record.group and not (yield from self._concurrency_groups.try_lock(record, now)):
                 may_have_more = True
                 continue
             lease_secret = secret_hex[len(claimed) * SECRET_BYTES * 2 : (len(claimed) + 1) * SECRET_BYTES * 2]
-            granted = yield from self._grant(record, claim, lease_secret, now, changed, events)
-            if granted is None:
-                skipped.append(stored)
+            claimed_attempt = yield from self._grant(record, claim, lease_secret, now, changed, events)
+            if claimed_attempt is None:
+                skipped_attempts.append(stored_record)
                 continue
-            claimed.append(granted)
+            claimed.append(claimed_attempt)
             self._granted_count += 1
             if record.group:
                 self._concurrency_groups.mark_held(record)
         if claim.tenant in self._live_lease_counts:
             self._live_lease_counts[claim.tenant] += len(claimed)
-        self._pools[claim.pool_key] = skipped + pool[next_index:]
+        self._pools[claim.pool_key] = skipped_attempts + pool[next_index:]
         if claim.request_id and claimed:
             self._repeats.add_grants(claim, claimed)
-        return ClaimResult(claimed, bool(skipped), skipped_queue_keys(skipped))
+        return ClaimResult(claimed, bool(skipped_attempts), skipped_queue_keys(skipped_attempts))
 
     def _repeat_claim(
         self, claim: Claim, grants: Sequence[ClaimGrant], now: int, changed: dict[str, Record]
@@ -536,15 +536,17 @@ class Shard:
                 refusal = unreadable_refusal(record) or stale
         return ClaimResult(claimed) if claimed else refusal
 
-    def _next_pool(self, claim: Claim, now: int, skipped: list[StoredRecord]) -> Transaction[list[StoredRecord]]:
+    def _next_pool(
+        self, claim: Claim, now: int, skipped_attempts: list[StoredRecord]
+    ) -> Transaction[list[StoredRecord]]:
         """Query the ready attempts again, and return them without the attempts that were skipped.
 
         The new query leaves out concurrency groups that are known to be held now.
         """
         del self._pools[claim.pool_key]
-        skipped_ids = {stored.record.id for stored in skipped}
+        skipped_ids = {stored_record.record.id for stored_record in skipped_attempts}
         pool = yield from self._ready_pool(claim, now, None)
-        return [stored for stored in pool if stored.record.id not in skipped_ids]
+        return [stored_record for stored_record in pool if stored_record.record.id not in skipped_ids]
 
     def _grant(
         self,
@@ -568,7 +570,7 @@ class Shard:
             secret = derive_lease_secret(record.id, lease_number, salt)
         lease_id = ids.lease_id(record.id, lease_number, secret)
         lease_ref = ids.LeaseRef(record.id, lease_number, ids.lease_fingerprint(lease_id))
-        grant = attempt.Grant(
+        grant_command = attempt.Grant(
             id=record.id,
             actor=actor,
             request_id=claim.request_id,
@@ -579,32 +581,37 @@ class Shard:
             salt=salt,
             starts=claim.start_immediately,
         )
-        decision: Decision | Refused | None = self._try_decide(grant, now, changed, events)
+        decision: Decision | Refused | None = self._try_decide(grant_command, now, changed, events)
         if decision is None:
-            decision = yield from self._decide(grant, now, changed, events)
+            decision = yield from self._decide(grant_command, now, changed, events)
         if isinstance(decision, Decision) and isinstance(decision.record, Attempt):
             return ClaimedAttempt(decision.record, lease_id)
         return None
 
     def _run_due(
-        self, tick: Tick, now: int, changed: dict[str, Record], events: list[Event], due_times: dict[str, int | None]
+        self,
+        tick: Tick,
+        now: int,
+        changed: dict[str, Record],
+        events: list[Event],
+        due_times: dict[str, int | None],
     ) -> Transaction[int]:
         """Apply the command of each record whose deadline is due. Return how many records the store found due."""
         retry_at = now + STUCK_SECONDS * SECOND
         stored_records = yield from self._unreadable_handler.find_readable(FindDue(now, tick.limit), retry_at)
         self._cache_loaded(stored_records)
-        for stored in stored_records:
-            id = stored.record.id
-            deadline = self._next_due(id)
-            if deadline is not None and deadline[0] <= now:
+        for stored_record in stored_records:
+            id = stored_record.record.id
+            next_deadline = self._next_due(id)
+            if next_deadline is not None and next_deadline[0] <= now:
                 try:
-                    yield from self._decide(deadline[1](id=id), now, changed, events)
+                    yield from self._decide(next_deadline[1](id=id), now, changed, events)
                 except InvariantBroken:
                     # An internal error of this record only: the deadlines of the others are still carried out.
                     LOGGER.exception("what is due for %s cannot be carried out; it is tried again later", id)
-                deadline = self._next_due(id)
+                next_deadline = self._next_due(id)
             # A heartbeat does not move the stored due time, so it may be too early. Correct it now.
-            due_at = deadline[0] if deadline is not None else None
+            due_at = next_deadline[0] if next_deadline is not None else None
             due_times[id] = max(due_at, retry_at) if due_at is not None and due_at <= now else due_at
         return len(stored_records)
 
@@ -617,8 +624,8 @@ class Shard:
         if len(record.requests) > REQUESTS_IN_RECORD:
             record = self._unit_of_work.records[record.id] = self._repeats.move(record)
         version, old_due_at = self._stored_columns.get(record.id, (0, None))
-        deadline = next_due(record)
-        due_at = deadline[0] if deadline is not None else None
+        next_deadline = next_due(record)
+        due_at = next_deadline[0] if next_deadline is not None else None
         if record.id not in due_times and due_at is not None and old_due_at is not None:
             # Store only an earlier deadline, so that a renewed lease does not change the index.
             due_at = min(due_at, old_due_at)
@@ -682,13 +689,13 @@ def batch_list_changes(changed: Mapping[str, Record], events: Sequence[Event]) -
     for event in events:
         if event.entity in (RUN, WORKER):
             states_before.setdefault(event.entity_id, event.from_ or ABSENT)
-    changes: list[ListChange] = []
+    list_changes_of_batch: list[ListChange] = []
     for record in runs_and_workers:
         if record.id in states_before:
             joined, left = list_changes(record, states_before[record.id])
             if joined or left:
-                changes.append(ListChange(record.id, record.created_at, joined, left))
-    return changes
+                list_changes_of_batch.append(ListChange(record.id, record.created_at, joined, left))
+    return list_changes_of_batch
 
 
 def freed_tenants(changed: Iterable[Record], limited_tenants: set[str]) -> frozenset[str]:
@@ -710,6 +717,12 @@ def freed_tenants(changed: Iterable[Record], limited_tenants: set[str]) -> froze
     return frozenset(tenants) if tenants is not None else NO_TENANTS
 
 
-def skipped_queue_keys(skipped: Iterable[StoredRecord]) -> tuple[str, ...]:
+def skipped_queue_keys(skipped_attempts: Iterable[StoredRecord]) -> tuple[str, ...]:
     """Return the queue keys of the attempts that a claim skipped, without duplicates, in order."""
-    return tuple({stored.record.queue_key: None for stored in skipped if isinstance(stored.record, Attempt)})
+    return tuple(
+        {
+            stored_record.record.queue_key: None
+            for stored_record in skipped_attempts
+            if isinstance(stored_record.record, Attempt)
+        }
+    )

@@ -49,7 +49,11 @@ class UnreadableRecordHandler:
         """
         while True:
             stored_records: list[StoredRecord] = yield query
-            unreadable = [stored.record for stored in stored_records if isinstance(stored.record, UnreadableRecord)]
+            unreadable = [
+                stored_record.record
+                for stored_record in stored_records
+                if isinstance(stored_record.record, UnreadableRecord)
+            ]
             if not unreadable:
                 return stored_records
             for record in unreadable:

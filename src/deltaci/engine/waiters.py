@@ -56,7 +56,7 @@ class WaiterGroup:
         self.member_count = 0
         self._repeat_permits: list[ClaimPermit] = []
 
-    def permit(self, *, wakes_more: bool = False) -> ClaimPermit:
+    def create_permit(self, *, wakes_more: bool = False) -> ClaimPermit:
         """Return a permit that can be handed over once per waiter of the group, at most MAX_HANDOVERS times."""
         return ClaimPermit(wakes_more, min(len(self.waiting), MAX_HANDOVERS))
 
@@ -72,7 +72,7 @@ class WaiterGroup:
 
     def offer(self) -> None:
         """Let one waiter of the group query the store. If it finds work, it wakes more."""
-        permit = self.permit(wakes_more=True)
+        permit = self.create_permit(wakes_more=True)
         self.request_repeats(permit, 1)
         self.wake(permit, 1)
 
@@ -95,18 +95,18 @@ class WaiterGroup:
 class Waiter:
     """One blocked claim. Each call of `wait` waits for one permit, until `leave` is called."""
 
-    __slots__ = ("_group", "_has_left", "_permit")
+    __slots__ = ("_group", "_has_left", "_permit_future")
 
     def __init__(self, group: WaiterGroup) -> None:
         self._group = group
-        self._permit: asyncio.Future[ClaimPermit | None] | None = None
+        self._permit_future: asyncio.Future[ClaimPermit | None] | None = None
         self._has_left = False
 
     def wake(self, permit: ClaimPermit | None) -> None:
         """End the current wait with this permit, or with None because the waiter leaves."""
-        assert self._permit is not None
-        if not self._permit.done():
-            self._permit.set_result(permit)
+        assert self._permit_future is not None
+        if not self._permit_future.done():
+            self._permit_future.set_result(permit)
 
     def leave(self, *_: object) -> None:
         """End the current wait without a permit, and all later ones at once."""
@@ -114,7 +114,8 @@ class Waiter:
         if self._group.waiting.pop(self, self) is None:
             self.wake(None)
 
-    def _is_leaving(self) -> bool:
+    def has_left(self) -> bool:
+        """Return whether `leave` was called. A method, because that may happen during an `await`."""
         return self._has_left
 
     async def wait(self, *, is_first: bool = False) -> ClaimPermit | None:
@@ -122,18 +123,18 @@ class Waiter:
 
         With `is_first`, wait in front of the group, else at its end.
         """
-        if self._is_leaving():
+        if self.has_left():
             return None
-        self._permit = asyncio.get_running_loop().create_future()
+        self._permit_future = asyncio.get_running_loop().create_future()
         self._group.waiting[self] = None
         self._group.waiting.move_to_end(self, last=not is_first)
         try:
-            permit = await self._permit
+            permit = await self._permit_future
         except asyncio.CancelledError:
-            if self._group.waiting.pop(self, self) is self and not self._permit.cancelled():
-                self._hand_over(self._permit.result())
+            if self._group.waiting.pop(self, self) is self and not self._permit_future.cancelled():
+                self._hand_over(self._permit_future.result())
             raise
-        if self._is_leaving():
+        if self.has_left():
             self._hand_over(permit)
             return None
         return permit
@@ -160,9 +161,8 @@ class ClaimWaiters:
         self._find_eligible_workers = find_eligible_workers
         self._groups: OrderedDict[GroupKey, WaiterGroup] = OrderedDict()
         self._poll_task: asyncio.Task[None] | None = None
-        self._last_claim_returned: asyncio.Future[None] | None = (
-            None  # Set by `stop`; completed when the last claim has returned.
-        )
+        # Set by `stop`; completed when the last claim has returned.
+        self._last_claim_future: asyncio.Future[None] | None = None
         self._is_closed = False
 
     def close(self) -> None:
@@ -176,8 +176,8 @@ class ClaimWaiters:
         """End all waits as `close` does, and return after the last claim and the poll have ended."""
         self.close()
         if self._groups:
-            self._last_claim_returned = asyncio.get_running_loop().create_future()
-            await self._last_claim_returned
+            self._last_claim_future = asyncio.get_running_loop().create_future()
+            await self._last_claim_future
         if self._poll_task is not None:
             await cancel_and_wait(self._poll_task)
 
@@ -194,9 +194,9 @@ class ClaimWaiters:
         try:
             # If other claims of the group wait, there is no ready attempt for this one either, unless it is a repeat.
             must_wait = bool(group.waiting) and not claim.request_id
-            result = ClaimResult([]) if must_wait else await self._claim_with_permit(group, ClaimPermit(), claim)
-            if result.claimed or self._is_closed:
-                return result.claimed
+            claim_result = ClaimResult([]) if must_wait else await self._claim_with_permit(group, ClaimPermit(), claim)
+            if claim_result.claimed or self._is_closed:
+                return claim_result.claimed
             return await self._wait(group, claim, wait_seconds, wait_for_disconnect)
         finally:
             self._leave(group)
@@ -215,10 +215,11 @@ class ClaimWaiters:
         is_first = False
         try:
             while not self._is_closed and (permit := await waiter.wait(is_first=is_first)) is not None:
-                result = await self._claim_with_permit(group, permit, claim)
-                if result.claimed:
-                    return result.claimed
-                is_first = not result.has_skipped  # A query that found nothing does not cost the place in the group.
+                claim_result = await self._claim_with_permit(group, permit, claim)
+                if claim_result.claimed:
+                    return claim_result.claimed
+                # A query that found nothing does not cost the place in the group.
+                is_first = not claim_result.has_skipped
             return []
         finally:
             timer.cancel()
@@ -234,18 +235,18 @@ class ClaimWaiters:
         while True:
             group.query_count += 1
             try:
-                result = await self._try_claim(claim)
+                claim_result = await self._try_claim(claim)
             finally:
                 group.query_count -= 1
-            repeat_permit = None if result.claimed else group.take_repeat()
+            repeat_permit = None if claim_result.claimed else group.take_repeat()
             group.trim_repeats()
-            if result.has_skipped and permit.handovers:
+            if claim_result.has_skipped and permit.handovers:
                 next_permit = ClaimPermit(permit.wakes_more, permit.handovers - 1)
-                self._hand_over(group, next_permit, result.skipped_queue_keys)
-            elif result.claimed and permit.wakes_more:
+                self._hand_over(group, next_permit, claim_result.skipped_queue_keys)
+            elif claim_result.claimed and permit.wakes_more:
                 group.wake(permit, WAKES_AFTER_SUCCESS)
             if repeat_permit is None:
-                return result
+                return claim_result
             permit = repeat_permit
 
     def _hand_over(self, group: WaiterGroup, permit: ClaimPermit, queue_keys: tuple[str, ...]) -> None:
@@ -274,13 +275,13 @@ class ClaimWaiters:
             claim = msgspec.structs.replace(claim, other_worker_labels=labels, other_worker_ids=ids)
         return await self._engine.try_claim(claim)
 
-    def _enter(self, key: GroupKey) -> WaiterGroup:
+    def _enter(self, group_key: GroupKey) -> WaiterGroup:
         """Return the group with this key, with one more member; create it if it does not exist."""
-        group = self._groups.get(key)
+        group = self._groups.get(group_key)
         if group is None:
             if not self._groups:
                 self._commit_hints.add_listener(self._on_commit)
-            group = self._groups[key] = WaiterGroup(key)
+            group = self._groups[group_key] = WaiterGroup(group_key)
         group.member_count += 1
         return group
 
@@ -294,8 +295,8 @@ class ClaimWaiters:
             del self._groups[group.key]
             if not self._groups:
                 self._commit_hints.remove_listener(self._on_commit)
-                if self._last_claim_returned is not None and not self._last_claim_returned.done():
-                    self._last_claim_returned.set_result(None)
+                if self._last_claim_future is not None and not self._last_claim_future.done():
+                    self._last_claim_future.set_result(None)
 
     def _on_commit(self, ready: ReadyCounts | None) -> None:
         """Wake waiters after a commit: for each tenant and queue, as many as attempts became ready.
@@ -314,7 +315,7 @@ class ClaimWaiters:
             woken_groups: list[WaiterGroup] = []
             for group in self._groups.values():
                 if group.key[0] == tenant and required <= group.labels:
-                    permit = group.permit()
+                    permit = group.create_permit()
                     group.request_repeats(permit, count)
                     if remaining_count and group.waiting:
                         remaining_count -= group.wake(permit, remaining_count)
@@ -333,9 +334,9 @@ class ClaimWaiters:
 
         If there are more than MAX_POLLED_GROUPS, the groups take turns.
         """
-        for key in list(self._groups)[:MAX_POLLED_GROUPS]:
-            self._groups.move_to_end(key)
-            self._groups[key].offer()
+        for group_key in list(self._groups)[:MAX_POLLED_GROUPS]:
+            self._groups.move_to_end(group_key)
+            self._groups[group_key].offer()
 
     async def _poll(self) -> None:
         """Periodically let one waiter of each group query the store, as long as there are groups."""

@@ -113,18 +113,18 @@ class _HandlerThreads:
         asyncio.set_event_loop(self._handler_loop)
         try:
             self._handler_loop.run_forever()
-            unfinished = asyncio.all_tasks(self._handler_loop)
-            for handler_run in unfinished:
-                handler_run.cancel()
-            self._handler_loop.run_until_complete(asyncio.gather(*unfinished, return_exceptions=True))
+            unfinished_tasks = asyncio.all_tasks(self._handler_loop)
+            for handler_task in unfinished_tasks:
+                handler_task.cancel()
+            self._handler_loop.run_until_complete(asyncio.gather(*unfinished_tasks, return_exceptions=True))
         finally:
             self._handler_loop.close()
 
     def take_finished(self) -> list[_FinishedTask]:
         """Remove and return the tasks that have finished since the last call."""
         with self._lock:
-            finished, self._finished_tasks = self._finished_tasks, []
-        return finished
+            finished_tasks, self._finished_tasks = self._finished_tasks, []
+        return finished_tasks
 
     def close(self) -> None:
         """Stop the event loop. A plain handler that still runs ends with the process."""
@@ -132,47 +132,47 @@ class _HandlerThreads:
         if self._thread_pool is not None:
             self._thread_pool.shutdown(wait=False)
 
-    def _add_finished(self, finished: _FinishedTask) -> None:
+    def _add_finished(self, finished_task: _FinishedTask) -> None:
         with self._lock:
-            self._finished_tasks.append(finished)
+            self._finished_tasks.append(finished_task)
             is_first = len(self._finished_tasks) == 1
         if is_first:
             self._wake()
 
     def _start_async(self, tasks: Sequence[Task]) -> None:
         for task in tasks:
-            handler_run = self._handler_loop.create_task(self._run_async(task))
-            task.interrupt_handler = lambda run=handler_run: self._handler_loop.call_soon_threadsafe(run.cancel)  # type: ignore[misc]
+            handler_task = self._handler_loop.create_task(self._run_async(task))
+            task.interrupt_handler = lambda run=handler_task: self._handler_loop.call_soon_threadsafe(run.cancel)  # type: ignore[misc]
             if task.is_fenced:
-                handler_run.cancel()
+                handler_task.cancel()
 
     async def _run_async(self, task: Task) -> None:
         try:
-            result = await self._handler(task)
+            handler_result = await self._handler(task)
         except BaseException as error:
             self._add_finished(_FinishedTask(task, error=error))
             if not isinstance(error, Exception | asyncio.CancelledError):
                 raise
         else:
-            self._add_finished(_FinishedTask(task, result))
+            self._add_finished(_FinishedTask(task, handler_result))
 
     def _run_in_thread(self, task: Task) -> None:
-        guard = _ThreadFence()
-        task.interrupt_handler = guard.trigger
-        finished = _FinishedTask(task, error=Fenced())
+        fence = _ThreadFence()
+        task.interrupt_handler = fence.trigger
+        finished_task = _FinishedTask(task, error=Fenced())
         try:
             try:
                 if not task.is_fenced:
-                    finished = _FinishedTask(task, self._handler(task))
+                    finished_task = _FinishedTask(task, self._handler(task))
             finally:
-                guard.disarm()
+                fence.disarm()
         except BaseException as error:
-            finished = _FinishedTask(task, error=error)
-        self._add_finished(finished)
+            finished_task = _FinishedTask(task, error=error)
+        self._add_finished(finished_task)
 
 
 class _ThreadFence:
-    """Lets another thread raise `Fenced` in the thread that created the guard, until that calls `disarm`."""
+    """Lets another thread raise `Fenced` in the thread that created this fence, until that calls `disarm`."""
 
     def __init__(self) -> None:
         self._thread = ctypes.c_ulong(threading.get_ident())
@@ -180,7 +180,7 @@ class _ThreadFence:
         self._is_armed = True
 
     def trigger(self) -> None:
-        """Raise `Fenced` in the guarded thread, unless the guard is disarmed."""
+        """Raise `Fenced` in the creating thread, unless the fence is disarmed."""
         with self._lock:
             if self._is_armed:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, ctypes.py_object(Fenced))
@@ -266,18 +266,18 @@ class Worker:
                 self._has_capacity.clear()
                 await self._has_capacity.wait()
                 continue
-            claimed_at = time.monotonic()
+            claim_sent_at = time.monotonic()
             self._claiming_count += free_slots
             try:
-                claimed = await self._claim(free_slots, 0.0 if until_empty else CLAIM_WAIT_SECONDS)
+                claimed_jobs = await self._claim(free_slots, 0.0 if until_empty else CLAIM_WAIT_SECONDS)
             except (Unavailable, Conflict):
                 await self._wait_before_retry()
                 continue
             finally:
                 self._claiming_count -= free_slots
                 self._has_capacity.set()  # The claim may have returned fewer jobs than it asked for.
-            if claimed:
-                tasks = [Task(job, self._lease_end(claimed_at)) for job in claimed]
+            if claimed_jobs:
+                tasks = [Task(job, self._lease_end(claim_sent_at)) for job in claimed_jobs]
                 self._tasks.update((task.job.id, task) for task in tasks)
                 handlers.begin(tasks)
             elif until_empty and not self._tasks:
@@ -432,9 +432,9 @@ def _outcome(finished: _FinishedTask) -> JobOutcome:
 
 def _summary(error: BaseException) -> str:
     """Return the exception's type and message, with a newline."""
-    name = type(error).__name__
+    error_name = type(error).__name__
     try:
         message = str(error).strip()
     except Exception:
         message = "its message cannot be shown"
-    return f"{name}: {message}\n" if message else f"{name}\n"
+    return f"{error_name}: {message}\n" if message else f"{error_name}\n"
