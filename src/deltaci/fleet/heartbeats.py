@@ -61,19 +61,19 @@ class Heartbeats:
     @contextmanager
     def connected(self, tenant: str, name: str) -> Iterator[None]:
         """Count a worker as seen while this context is open. Used while a request of it waits for its response."""
-        key = (tenant, name)
-        self._open_requests[key] += 1
+        worker_key = (tenant, name)
+        self._open_requests[worker_key] += 1
         try:
             yield
         finally:
-            self._unpublished.add(key)
-            self._open_requests[key] -= 1
-            if not self._open_requests[key]:
-                del self._open_requests[key]
+            self._unpublished.add(worker_key)
+            self._open_requests[worker_key] -= 1
+            if not self._open_requests[worker_key]:
+                del self._open_requests[worker_key]
 
-    def last_seen_at(self, key: WorkerKey) -> int:
+    def last_seen_at(self, worker_key: WorkerKey) -> int:
         """Return the time when a worker was last seen by any server, or 0 if that is unknown or long ago."""
-        return self._last_seen.get(key, 0)
+        return self._last_seen.get(worker_key, 0)
 
     async def publish(self, now: int) -> None:
         """Record `now` as the time of all messages since the last call.
@@ -82,8 +82,8 @@ class Heartbeats:
         """
         seen_keys = self._unpublished | self._open_requests.keys()
         self._unpublished = set()
-        for key in seen_keys:
-            self._last_seen[key] = self._published[key] = now
+        for worker_key in seen_keys:
+            self._last_seen[worker_key] = self._published[worker_key] = now
         self._forget_old(now)
         if seen_keys:
             await self._write_heartbeats()
@@ -94,10 +94,12 @@ class Heartbeats:
             (self._published, limits.unresponsive_after),
             (self._last_seen, limits.shut_down_after),
         ):
-            for key in [key for key, seen_at in times_by_worker.items() if seen_at <= now - max_age]:
-                del times_by_worker[key]
-            for key in [key for key, seen_at in times_by_worker.items() if seen_at > now]:
-                times_by_worker[key] = now  # The store's clock went back.
+            for worker_key in [
+                worker_key for worker_key, seen_at in times_by_worker.items() if seen_at <= now - max_age
+            ]:
+                del times_by_worker[worker_key]
+            for worker_key in [worker_key for worker_key, seen_at in times_by_worker.items() if seen_at > now]:
+                times_by_worker[worker_key] = now  # The store's clock went back.
 
     async def _write_heartbeats(self) -> None:
         names_by_group: dict[tuple[int, str], list[str]] = {}
@@ -137,5 +139,5 @@ class Heartbeats:
             return  # A server of another version wrote it; that server checks the workers that it has seen itself.
         for entry in entries:
             for name in entry.names:
-                key = (entry.tenant, name)
-                self._last_seen[key] = max(min(entry.at, now), self._last_seen.get(key, 0))
+                worker_key = (entry.tenant, name)
+                self._last_seen[worker_key] = max(min(entry.at, now), self._last_seen.get(worker_key, 0))

@@ -155,20 +155,20 @@ class Fleet:
 
     def _cache_record(self, record: Worker) -> None:
         """Cache a record unless the cached one is newer, and wake requests that wait for a change of it."""
-        key = (record.tenant, worker_name(record.id))
-        cached_record = self._workers.get(key)
+        worker_key = (record.tenant, worker_name(record.id))
+        cached_record = self._workers.get(worker_key)
         if cached_record is not None and cached_record.id == record.id and cached_record.rev > record.rev:
             return
         self._ids_without_record.discard(record.id)
         if not worker.is_over(record):
-            self._workers[key] = record
+            self._workers[worker_key] = record
         else:
             if cached_record is not None and cached_record.id == record.id:
-                del self._workers[key]
+                del self._workers[worker_key]
             if len(self._ended) >= MAX_CACHED:
                 self._ended.clear()
             self._ended[record.id] = record
-        self._update_eligible(key, record)
+        self._update_eligible(worker_key, record)
         _wake(self._change_waiters.get(record.id, ()))
 
     def _cached(self, tenant: str, id: str) -> Worker | None:
@@ -213,10 +213,10 @@ class Fleet:
             workers = self._eligible_cache[tenant] = tuple(labels_by_id.values()), tuple(labels_by_id)
         return workers
 
-    def _update_eligible(self, key: WorkerKey, record: Worker) -> None:
+    def _update_eligible(self, worker_key: WorkerKey, record: Worker) -> None:
         """Add a worker to the eligible workers of its tenant, or remove it, according to its record and silence."""
         labels_by_id = self._eligible.setdefault(record.tenant, {})
-        is_eligible = key not in self._silent and worker.accepts_work(record)
+        is_eligible = worker_key not in self._silent and worker.accepts_work(record)
         if is_eligible and labels_by_id.get(record.id) != record.labels:
             labels_by_id[record.id] = record.labels
         elif is_eligible or labels_by_id.pop(record.id, None) is None:
@@ -234,7 +234,7 @@ class Fleet:
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds
         while True:
-            with self._change_of(id) as change:
+            with self._change_of(id) as change_future:
                 record = await self.find(tenant, id)
                 if record is not None and worker.is_unresponsive(record):
                     await self.mark_alive(tenant, [id])
@@ -243,8 +243,12 @@ class Fleet:
                     return True
                 if worker.is_over(record):
                     raise shut_down_refusal(record)
-                remaining = deadline - clock()
-                if remaining <= 0 or self._is_closing or not await self._wait(change, remaining, wait_for_disconnect):
+                remaining_seconds = deadline - clock()
+                if (
+                    remaining_seconds <= 0
+                    or self._is_closing
+                    or not await self._wait(change_future, remaining_seconds, wait_for_disconnect)
+                ):
                     return False
 
     def is_on_hold(self, tenant: str, id: str) -> bool:
@@ -257,35 +261,37 @@ class Fleet:
     ) -> None:
         """Wait until a worker may no longer be given work, or has disconnected."""
         while not self.is_on_hold(tenant, id):
-            with self._change_of(id) as change:
-                if not await self._wait(change, None, wait_for_disconnect):
+            with self._change_of(id) as change_future:
+                if not await self._wait(change_future, None, wait_for_disconnect):
                     return
 
     @contextmanager
     def _change_of(self, id: str) -> Iterator[asyncio.Future[None]]:
         """Yield a future that is done as soon as the cached record of a worker is updated."""
-        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._change_waiters.setdefault(id, set()).add(change)
+        change_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._change_waiters.setdefault(id, set()).add(change_future)
         try:
-            yield change
+            yield change_future
         finally:
-            self._change_waiters[id].discard(change)
+            self._change_waiters[id].discard(change_future)
             if not self._change_waiters[id]:
                 del self._change_waiters[id]
 
     @staticmethod
     async def _wait(
-        change: asyncio.Future[None], seconds: float | None, wait_for_disconnect: WaitForDisconnect | None
+        change_future: asyncio.Future[None], seconds: float | None, wait_for_disconnect: WaitForDisconnect | None
     ) -> bool:
-        """Wait until `change` is done. Return False if time runs out or the worker disconnects first."""
-        disconnection = asyncio.create_task(wait_for_disconnect()) if wait_for_disconnect is not None else None
-        futures: set[asyncio.Future[Any]] = {change} if disconnection is None else {change, disconnection}
+        """Wait until `change_future` is done. Return False if time runs out or the worker disconnects first."""
+        disconnect_task = asyncio.create_task(wait_for_disconnect()) if wait_for_disconnect is not None else None
+        futures: set[asyncio.Future[Any]] = (
+            {change_future} if disconnect_task is None else {change_future, disconnect_task}
+        )
         try:
             await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if disconnection is not None:
-                disconnection.cancel()
-        return change.done()
+            if disconnect_task is not None:
+                disconnect_task.cancel()
+        return change_future.done()
 
     # -- health checks
 
@@ -317,10 +323,12 @@ class Fleet:
         await self.heartbeats.publish(now)
         await self.heartbeats.read_others(now)
         await self.refresh()
-        silent_keys = {key for key, record in self._workers.items() if self._is_silent(key, record, now)}
+        silent_keys = {
+            worker_key for worker_key, record in self._workers.items() if self._is_silent(worker_key, record, now)
+        }
         changed_keys, self._silent = silent_keys ^ self._silent, silent_keys
-        for key in changed_keys & self._workers.keys():
-            self._update_eligible(key, self._workers[key])
+        for worker_key in changed_keys & self._workers.keys():
+            self._update_eligible(worker_key, self._workers[worker_key])
         due_ids = [record.id for record in self._workers.values() if self._next_command(record, now) is not None]
         for batch_start in range(0, len(due_ids), PAGE_SIZE):
             # The cached records may be stale, so the decision is made again with stored ones.
@@ -328,8 +336,8 @@ class Fleet:
             commands = [self._next_command(record, now) for record in records if isinstance(record, Worker)]
             await self._submit([command for command in commands if command is not None])
 
-    def _is_silent(self, key: WorkerKey, record: Worker, now: int) -> bool:
-        silent_for = health.silence(record, self.heartbeats.last_seen_at(key), self._observed_since, now)
+    def _is_silent(self, worker_key: WorkerKey, record: Worker, now: int) -> bool:
+        silent_for = health.silence(record, self.heartbeats.last_seen_at(worker_key), self._observed_since, now)
         return silent_for >= self._limits.unresponsive_after
 
     def _next_command(self, record: Worker, now: int) -> Command | None:
