@@ -81,7 +81,7 @@ def test_a_broken_scenario_is_shrunk() -> None:
     with FAULTS["slot is not freed"].planted():
         scenario = draw_scenario(3, hours=3.0)
         history = Simulation(scenario).run()
-        shrinker = Shrinker(scenario, history, tries=60)
+        shrinker = Shrinker(scenario, history, max_tries=60)
         shrunk = shrinker.run()
         simulation = Simulation(msgspec.json.decode(msgspec.json.encode(shrunk), type=Scenario))
         repeated = simulation.run()

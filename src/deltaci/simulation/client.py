@@ -75,7 +75,7 @@ class CommandClient:
         Sometimes the command is sent once more, and sometimes `command_with_reused_id`, which has the same request id;
         these responses are checked too.
         """
-        response, was_applied = await self._send_command(command, random, is_first=True)
+        response, was_applied = await self._send_command(command, random, is_first_call=True)
         is_accepted = not isinstance(response, Refused)
         if is_accepted:
             self._run_check(
@@ -112,11 +112,11 @@ class CommandClient:
 
             self.spawn_later(random.choice((60.0, 600.0, 3600.0)) * random.random(), repeat)
 
-    async def _send_command(self, command: Command, random: Random, *, is_first: bool = False) -> tuple[Any, bool]:
+    async def _send_command(self, command: Command, random: Random, *, is_first_call: bool = False) -> tuple[Any, bool]:
         """Send a command. Return the response, and whether an earlier send had already changed the entity.
 
-        The latter is read before the last send, because an earlier send may still be carried out meanwhile. After a
-        single first send it is read again.
+        The latter is read before the last send, because an earlier send may still be carried out meanwhile. With
+        `is_first_call`, the command was not sent before this call: if it is sent once, the change is read afterwards.
         """
         was_applied, send_count = False, 0
 
@@ -126,7 +126,7 @@ class CommandClient:
             return await engine.do(command)
 
         response = await self.send_until_answered(send_once, random)
-        if send_count == 1 and is_first:
+        if send_count == 1 and is_first_call:
             was_applied = self._acknowledgements.has_changed(command.id, command.request_id)
         return response, was_applied
 
@@ -135,35 +135,37 @@ class CommandClient:
     ) -> T | Refused | None:
         """Call `call` with the engine of one random running server after the other, until one responds.
 
-        Return the response or refusal; None at the deadline, even if a server is still working on the call.
+        Return the response or refusal; None at the time `deadline`, even if a server is still working on the call.
         """
         while self._loop.now < deadline:
             server = random.choice(self._servers)
             if server.is_up and server.engine is not None:
-                task = self._loop.spawn(server.node, _call_engine(call, server.engine))
-                done, _ = await asyncio.wait({task}, timeout=min(RESPONSE_SECONDS, deadline - self._loop.now))
-                if done and (response := task.result()) is not None:
+                call_task = self._loop.spawn(server.node, _call_engine(call, server.engine))
+                done_tasks, _ = await asyncio.wait(
+                    {call_task}, timeout=min(RESPONSE_SECONDS, deadline - self._loop.now)
+                )
+                if done_tasks and (response := call_task.result()) is not None:
                     return response
             await asyncio.sleep(RETRY_SECONDS)
         return None
 
-    async def register(self, name: str, slots: int, random: Random) -> bool:
+    async def register(self, worker_name: str, slots: int, random: Random) -> bool:
         """Register a worker with a new token. Return whether a server accepted it.
 
         Report a violation if a request with another id can then use the same token.
         """
-        token = self._signer.sign("register", name, TENANT, 3600)
+        token = self._signer.sign("register", worker_name, TENANT, 3600)
         is_registered = False
         for request_id in ("first", "first", "another"):
             body = json.dumps({"token": token, "slots": slots, "request_id": request_id}).encode()
             server = random.choice(self._servers)
             if not server.is_up:
                 continue
-            task = server.handle_request("POST", f"{ROOT}register", {}, body)
-            done, _ = await asyncio.wait({task}, timeout=RESPONSE_SECONDS)
-            status = task.result()[0] if done else 0
+            request_task = server.handle_request("POST", f"{ROOT}register", {}, body)
+            done_tasks, _ = await asyncio.wait({request_task}, timeout=RESPONSE_SECONDS)
+            status = request_task.result()[0] if done_tasks else 0
             if status == 200 and is_registered and request_id == "another":
-                self._report(Violation("credential", f"the token of {name} registers a second time"))
+                self._report(Violation("credential", f"the token of {worker_name} registers a second time"))
             is_registered = is_registered or status == 200
         return is_registered
 
@@ -176,9 +178,9 @@ class CommandClient:
         for _ in range(MAX_HAND_BACKS):
             server = random.choice(self._servers)
             if server.is_up:
-                task = server.handle_request("POST", f"{ROOT}hand-back", headers, b"")
-                done, _ = await asyncio.wait({task}, timeout=RESPONSE_SECONDS)
-                if done and task.result()[0] < 500:
+                request_task = server.handle_request("POST", f"{ROOT}hand-back", headers, b"")
+                done_tasks, _ = await asyncio.wait({request_task}, timeout=RESPONSE_SECONDS)
+                if done_tasks and request_task.result()[0] < 500:
                     return
             await asyncio.sleep(RETRY_SECONDS)
 

@@ -52,9 +52,9 @@ class SharedDatabase(MemoryStore):
     async def commit(self, write: Write) -> int:
         """Apply a write atomically and pass its events to `on_commit`. Return the new last seq."""
         event_count = len(self._events)
-        seq: int = await self.transact(lambda: _single_request(write))
+        last_seq: int = await self.transact(lambda: _single_request(write))
         self._on_commit(self._events[event_count:])
-        return seq
+        return last_seq
 
     def answer_read(self, request: Request) -> Any:
         """Return the answer to a read request of a transaction."""
@@ -66,8 +66,8 @@ class SharedDatabase(MemoryStore):
 
     def record(self, id: str) -> Record | None:
         """Return the stored record with this id; None if there is none."""
-        rows = self._load((id,))
-        return rows[0].record if rows else None
+        stored_rows = self._load((id,))
+        return stored_rows[0].record if stored_rows else None
 
 
 class ConnectionFaults:
@@ -111,15 +111,15 @@ class ServerConnection:
         transaction = work()
         locked_reads: LockedReads = []
         try:
-            request = next(transaction)
+            store_request = next(transaction)
             while True:
-                if isinstance(request, Write):
-                    answer = await self._commit(request, locked_reads)
+                if isinstance(store_request, Write):
+                    answer = await self._commit(store_request, locked_reads)
                 else:
-                    answer = self._database.answer_read(request)
-                if isinstance(request, CountLiveLeases | LockGroup):
-                    locked_reads.append((request, answer))
-                request = transaction.send(answer)
+                    answer = self._database.answer_read(store_request)
+                if isinstance(store_request, CountLiveLeases | LockGroup):
+                    locked_reads.append((store_request, answer))
+                store_request = transaction.send(answer)
         except StopIteration as end:
             result: T = end.value
             return result
@@ -142,13 +142,13 @@ class ServerConnection:
         # There are no locks here: repeat the locked reads, and fail if another commit changed their answers.
         if any(self._database.answer_read(request) > answer for request, answer in locked_reads):
             raise Conflict(())
-        seq = await self._database.commit(write)
+        last_seq = await self._database.commit(write)
         self.commit_count += 1
-        ready = ready_counts(write)
+        counts_of_ready = ready_counts(write)
         for connection in self._database.connections:
-            connection.send_hints(ready, is_committed_here=connection is self)
+            connection.send_hints(counts_of_ready, is_committed_here=connection is self)
         await self._inject_fault("after")
-        return seq
+        return last_seq
 
     async def _inject_fault(self, moment: str) -> None:
         """Kill the server or break the connection, if a fault demands it at this moment: before or after the commit."""

@@ -43,8 +43,8 @@ class FaultInjector:
         server = self._servers[fault.target % len(self._servers)]
         busy_runners = [runner for runner in self._runners if runner.machine.running]
         prefers_busy = bool(busy_runners) and fault.target % 2
-        candidates = busy_runners if prefers_busy else self._runners
-        runner = candidates[fault.target // 2 % len(candidates)]
+        candidate_runners = busy_runners if prefers_busy else self._runners
+        runner = candidate_runners[fault.target // 2 % len(candidate_runners)]
         return (
             self._inject_server_fault(fault, server)
             or self._inject_runner_fault(fault, runner)
@@ -78,32 +78,32 @@ class FaultInjector:
             node = server.node
             self._loop.freeze(node)
             return lambda: self._loop.thaw(node)
-        faults = server.connection.faults if server.connection is not None else ConnectionFaults()
+        connection_faults = server.connection.faults if server.connection is not None else ConnectionFaults()
         if kind in ("kill server before commit", "kill server after commit"):
-            faults.kill_at_commit = kind.split()[2]
+            connection_faults.kill_at_commit = kind.split()[2]
 
             def revive() -> None:
-                faults.kill_at_commit = ""
+                connection_faults.kill_at_commit = ""
                 server.revive()
 
             return revive
         if kind in ("connection breaks before commit", "connection breaks after commit"):
-            faults.break_at_commit = kind.split()[2]
-            return lambda: setattr(faults, "break_at_commit", "")
+            connection_faults.break_at_commit = kind.split()[2]
+            return lambda: setattr(connection_faults, "break_at_commit", "")
         if kind == "database away":
-            faults.is_unavailable = True
-            return lambda: setattr(faults, "is_unavailable", False)
+            connection_faults.is_unavailable = True
+            return lambda: setattr(connection_faults, "is_unavailable", False)
         if kind == "database slow":
-            faults.slow_seconds = 1.0
-            return lambda: setattr(faults, "slow_seconds", 0.0)
+            connection_faults.slow_seconds = 1.0
+            return lambda: setattr(connection_faults, "slow_seconds", 0.0)
         if kind == "hints lost":
-            faults.loses_hints = True
-            return lambda: setattr(faults, "loses_hints", False)
+            connection_faults.loses_hints = True
+            return lambda: setattr(connection_faults, "loses_hints", False)
         return None
 
     def _inject_runner_fault(self, fault: Fault, runner: SimRunner) -> Undo | None:
         """Start the fault if it is one of a runner, and return the function that ends it; otherwise return None."""
-        faults: dict[str, tuple[Callable[[], None], Undo]] = {
+        begin_and_undo_by_kind: dict[str, tuple[Callable[[], None], Undo]] = {
             "kill runner": (runner.kill, runner.start),
             "crash machine": (runner.crash, runner.start),
             "kill keeper": (runner.kill_keeper, runner.start),
@@ -116,9 +116,9 @@ class FaultInjector:
             for index in range(FORGED_MESSAGES):
                 self._loop.call_outside(fault.seconds * index / FORGED_MESSAGES, runner.send_forged, machines)
             return _do_nothing
-        if fault.kind not in faults:
+        if fault.kind not in begin_and_undo_by_kind:
             return None
-        begin, undo = faults[fault.kind]
+        begin, undo = begin_and_undo_by_kind[fault.kind]
         begin()
         return undo
 

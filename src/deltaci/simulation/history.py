@@ -112,10 +112,10 @@ class Simulation:
             self._loop, self._network, self._servers, self._runners, self._random, self._jump_store_clock
         )
         self._people = People(scenario, client, self.checker, queue_clients, self._replace)
-        self._active_faults = 0
+        self._active_fault_count = 0
         self._has_ended_faults = False
         self._fault_count = 0
-        self._violation: Violation | None = None
+        self._first_violation: Violation | None = None
 
     def _create_runner(self, name: str) -> SimRunner:
         """Create a runner on its own machine, whose clock is slightly too fast or too slow."""
@@ -175,7 +175,7 @@ class Simulation:
 
     def _report(self, violation: Violation) -> None:
         """Keep the first violation, which ends the history."""
-        self._violation = self._violation or violation
+        self._first_violation = self._first_violation or violation
 
     def _check_response(self, path: str, body: bytes, status: int, response: bytes) -> None:
         """Check against the log what a server acknowledges to a runner."""
@@ -195,7 +195,7 @@ class Simulation:
         started_at = time.process_time()
         random_state = global_random.getstate()
         global_random.seed(self._scenario.seed)
-        was_collecting = gc.isenabled()
+        was_gc_enabled = gc.isenabled()
         gc.disable()
         if next(_simulation_numbers) % SIMULATIONS_PER_COLLECTION == 0:
             gc.collect()  # Garbage of earlier simulations.
@@ -217,7 +217,7 @@ class Simulation:
             self._folder.cleanup()
             gc.unfreeze()
             global_random.setstate(random_state)
-            if was_collecting:
+            if was_gc_enabled:
                 gc.enable()
         return History(
             seed=self._scenario.seed,
@@ -262,13 +262,13 @@ class Simulation:
         """Check that the stored log and records agree with the events that were committed."""
         if self._database.log() != self.log:
             raise Violation("log", "the stored log differs from the committed events")
-        for id, entity in self.checker.entities.items():
-            stored = self._database.record(id)
-            if stored is None or (stored.state, stored.rev) != (entity.state, entity.rev):
-                actual = f"{stored.state} at rev {stored.rev}" if stored is not None else "missing"
+        for entity_id, entity in self.checker.entities.items():
+            stored_record = self._database.record(entity_id)
+            if stored_record is None or (stored_record.state, stored_record.rev) != (entity.state, entity.rev):
+                actual = f"{stored_record.state} at rev {stored_record.rev}" if stored_record is not None else "missing"
                 raise Violation(
                     "record",
-                    f"{id} is {entity.state} at rev {entity.rev} by the log, but the stored record is {actual}",
+                    f"{entity_id} is {entity.state} at rev {entity.rev} by the log, but the stored record is {actual}",
                 )
 
     def _is_over(self) -> bool:
@@ -276,8 +276,8 @@ class Simulation:
         if self._loop.failures:
             failure = self._loop.failures[0]
             self._report_error(f"{failure.get('message')}: {failure.get('exception')!r}")
-        if self._violation is not None:
-            raise self._violation
+        if self._first_violation is not None:
+            raise self._first_violation
         if not self._has_ended_faults or self._loop.now < self._scenario.hours * HOUR + 60:
             return False
         unfinished = self._people.unfinished
@@ -295,16 +295,16 @@ class Simulation:
             return
         self._fault_count += 1
         self._note(fault.kind)
-        undo = self._fault_injector.inject(fault)
-        self._active_faults += 1
+        end_fault = self._fault_injector.inject(fault)
+        self._active_fault_count += 1
         self.checker.set_fault_free_since(None)
-        self._loop.call_later(fault.seconds, self._end_fault, undo)
+        self._loop.call_later(fault.seconds, self._end_fault, end_fault)
 
-    def _end_fault(self, undo: Callable[[], None]) -> None:
+    def _end_fault(self, end_fault: Callable[[], None]) -> None:
         """End one fault. If no other is active, delays are checked from now on."""
-        undo()
-        self._active_faults -= 1
-        if not self._active_faults and not self._has_ended_faults:
+        end_fault()
+        self._active_fault_count -= 1
+        if not self._active_fault_count and not self._has_ended_faults:
             self.checker.set_fault_free_since(self._store_clock())
 
     def _end_faults(self) -> None:

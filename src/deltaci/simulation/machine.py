@@ -75,9 +75,8 @@ class SimMachine(Runtime):
         self.leases: dict[str, tuple[str, int]] = {}  # The lease of each cell, by marker.
         self.cells_by_fifo: dict[str, SimCell] = {}  # Cells that are bound to a lease, by the path of their FIFO.
         self.lease_ids: dict[str, None] = {}  # All leases that this machine held, in order.
-        self.recent_requests: deque[SimRequest] = deque(
-            maxlen=MAX_SENT_REQUESTS
-        )  # Recent messages, for forging others.
+        # Recent messages, for forging others.
+        self.recent_requests: deque[SimRequest] = deque(maxlen=MAX_SENT_REQUESTS)
 
     def clock(self) -> float:
         """Return the machine's monotonic time: it never jumps, but may run slightly fast or slow."""
@@ -94,9 +93,9 @@ class SimMachine(Runtime):
 
     def sleep(self, seconds: float) -> None:
         """Sleep in a simulated thread."""
-        elapsed: asyncio.Future[None] = self.loop.create_future()
-        self.loop.call_outside(seconds, elapsed.set_result, None)
-        self.loop.wait(elapsed)
+        sleep_future: asyncio.Future[None] = self.loop.create_future()
+        self.loop.call_outside(seconds, sleep_future.set_result, None)
+        self.loop.wait(sleep_future)
 
     def connect(self, token: str = "") -> RunnerClient:
         """Return a client that talks to the servers over the simulated network."""
@@ -199,7 +198,7 @@ class SimExecutors(Executors):
     def __init__(self, machine: SimMachine) -> None:
         self._executor = SimExecutor(machine)
 
-    def choose(self, wanted: str | None, image: str = "") -> Executor:
+    def choose(self, requested: str | None, image: str = "") -> Executor:
         return self._executor
 
     async def close(self) -> None:
@@ -241,7 +240,7 @@ class SimCell:
         self._deadline_timer: Any = None
         self._is_over = False
         self._is_stubborn = self._is_rule = False
-        self._exit: asyncio.Future[tuple[int | None, int | None, bool]] | None = None
+        self._exit_future: asyncio.Future[tuple[int | None, int | None, bool]] | None = None
         self._is_paused = False
         self._seconds_left = 0.0
         self._ends_at = 0.0
@@ -259,13 +258,13 @@ class SimCell:
         self.set_deadline(deadline)
 
     def set_deadline(self, deadline: float) -> None:
-        """Replace the time at which the supervisor ends the job."""
+        """Replace the time at which the supervisor ends the job, a time of the machine's clock."""
         machine = self._machine
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
         self._deadline = deadline
-        seconds = max(0.0, deadline - machine.clock()) / machine.clock_rate
-        self._deadline_timer = machine.loop.call_outside(seconds, self.check_lease)
+        virtual_seconds = max(0.0, deadline - machine.clock()) / machine.clock_rate
+        self._deadline_timer = machine.loop.call_outside(virtual_seconds, self.check_lease)
 
     def check_lease(self) -> None:
         """End the job if its deadline has passed and the machine is not frozen."""
@@ -287,21 +286,23 @@ class SimCell:
         self.check_lease()
         if self._is_over:
             return Exit(None, KILLED, 0.0)
-        seconds, code, *flags = script.split()
+        seconds_text, code_text, *flags = script.split()
         machine = self._machine
-        self._code, self._is_stubborn, self._is_rule = int(code), "stubborn" in flags, "rule" in flags
-        self._exit = machine.loop.create_future()
+        self._code, self._is_stubborn, self._is_rule = int(code_text), "stubborn" in flags, "rule" in flags
+        self._exit_future = machine.loop.create_future()
         started_at = machine.loop.now
         machine.running[self.handle.marker] = self
         machine.executions.record_start(*self._lease, machine.name)
         on_output(b"begins\n")
-        self._resume(float(seconds))
-        timeout = (
-            machine.loop.call_outside(timeout_seconds, self._time_out) if timeout_seconds < float(seconds) else None
+        self._resume(float(seconds_text))
+        timeout_handle = (
+            machine.loop.call_outside(timeout_seconds, self._time_out)
+            if timeout_seconds < float(seconds_text)
+            else None
         )
-        exit_code, signal, is_timed_out = await self._exit
-        if timeout is not None:
-            timeout.cancel()
+        exit_code, signal, is_timed_out = await self._exit_future
+        if timeout_handle is not None:
+            timeout_handle.cancel()
         on_output(b"ends\n")
         return Exit(exit_code, signal, machine.loop.now - started_at, is_timed_out)
 
@@ -347,12 +348,12 @@ class SimCell:
 
     def _end(self, code: int | None, signal: int | None, *, is_timed_out: bool = False) -> None:
         machine, marker = self._machine, self.handle.marker
-        if machine.running.pop(marker, None) is None or self._exit is None:
+        if machine.running.pop(marker, None) is None or self._exit_future is None:
             return
         self._timer.cancel()
         machine.executions.record_end(*self._lease, machine.name, code, is_rule=self._is_rule)
-        if not self._exit.done():
-            self._exit.set_result((code, signal, is_timed_out))
+        if not self._exit_future.done():
+            self._exit_future.set_result((code, signal, is_timed_out))
 
     async def stop(self, grace_seconds: float) -> bool:
         """Ask the step to stop, wait, then kill it."""
@@ -423,8 +424,8 @@ class SimKeeper:
     def deliver(self, command: KeeperCommand) -> None:
         """Deliver a command of the runner to the keeper."""
         if isinstance(command, Hold):
-            lease = self._machine.leases[command.handle.marker] = parse_lease_id(command.lease_id)
-            self._machine.executions.set_log_file(*lease, command.log_path)
+            parsed_lease = self._machine.leases[command.handle.marker] = parse_lease_id(command.lease_id)
+            self._machine.executions.set_log_file(*parsed_lease, command.log_path)
             self._machine.lease_ids[command.lease_id] = None
         self._soon(self._execute, command)
 
@@ -455,17 +456,17 @@ class SimKeeper:
         if self._timer is not None:
             self._timer.cancel()
         machine = self._machine
-        seconds = self._keeper.wait_seconds() / machine.clock_rate
-        self._timer = machine.loop.call_later(seconds, self._advance, context=self._context)
+        virtual_seconds = self._keeper.wait_seconds() / machine.clock_rate
+        self._timer = machine.loop.call_later(virtual_seconds, self._advance, context=self._context)
 
     def _leave(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        stopped = self._machine.loop.run_in_executor(None, self._keeper.stop_all)
-        stopped.add_done_callback(lambda _: self._machine.loop.kill(self.node))
+        stop_future = self._machine.loop.run_in_executor(None, self._keeper.stop_all)
+        stop_future.add_done_callback(lambda _: self._machine.loop.kill(self.node))
 
     def _send(self, client: RunnerClient, unsent_logs: Sequence[UnsentLog], clock: Callable[[], float]) -> None:
-        send_logs(client, [log for log in unsent_logs if log.fd >= 0], clock, self._machine.sleep)
+        send_logs(client, [unsent_log for unsent_log in unsent_logs if unsent_log.fd >= 0], clock, self._machine.sleep)
 
 
 class SimRenewals:
@@ -475,7 +476,7 @@ class SimRenewals:
         self._cell = cell
 
     def write(self, deadline: float) -> None:
-        """Replace the deadline of the supervisor."""
+        """Replace the deadline of the supervisor, a time of the machine's clock."""
         if self._cell is not None:
             self._cell.set_deadline(deadline)
 
@@ -501,18 +502,18 @@ class SimHeartbeatSender:
         """Raise `AssertionError`: the sender has no file descriptor."""
         raise AssertionError("a simulated sender has no file descriptor")
 
-    def send(self, beats: Sequence[Heartbeat], timeout: float) -> None:
+    def send(self, heartbeats: Sequence[Heartbeat], timeout: float) -> None:
         """Send heartbeats; `take_answers` returns the responses later."""
         self._answers = None
-        sending = self._machine.loop.run_in_executor(None, partial(self._send, beats, timeout))
-        sending.add_done_callback(lambda _: None if self._is_closed else self._on_answers())
+        send_future = self._machine.loop.run_in_executor(None, partial(self._send, heartbeats, timeout))
+        send_future.add_done_callback(lambda _: None if self._is_closed else self._on_answers())
 
-    def _send(self, beats: Sequence[Heartbeat], timeout: float) -> None:
+    def _send(self, heartbeats: Sequence[Heartbeat], timeout: float) -> None:
         try:
-            answers = self.client.send_batch(beats, timeout)
+            answers = self.client.send_batch(heartbeats, timeout)
         except (Unreachable, Refused):
             answers = []
-        self._answers = answers if len(answers) == len(beats) else []
+        self._answers = answers if len(answers) == len(heartbeats) else []
 
     def take_answers(self) -> Answers | None:
         """Return the responses, or None if they have not arrived."""

@@ -49,7 +49,7 @@ class Network:
         Return the future of its response, which fails with `NoResponse` after the timeout.
         """
         self.request_count += 1
-        return _Call(self, server, request, timeout).response
+        return _Call(self, server, request, timeout).response_future
 
     def travel_seconds(self) -> float:
         """Draw how long a message now takes from one end to the other."""
@@ -73,13 +73,13 @@ class Network:
 class _Call:
     """One request and its response, while they travel through the network."""
 
-    __slots__ = ("_network", "_request", "_server", "_timeout_handle", "response")
+    __slots__ = ("_network", "_request", "_server", "_timeout_handle", "response_future")
 
     def __init__(self, network: Network, server: SimServer, request: SimRequest, timeout: float) -> None:
         self._network = network
         self._server = server
         self._request = request
-        self.response: asyncio.Future[tuple[int, bytes]] = network.loop.create_future()
+        self.response_future: asyncio.Future[tuple[int, bytes]] = network.loop.create_future()
         self._timeout_handle = network.loop.call_outside(timeout, self._fail, "no answer")
         network.loop.call_outside(network.travel_seconds(), self._deliver_request)
 
@@ -110,12 +110,12 @@ class _Call:
     def _deliver(self, server_task: asyncio.Task[tuple[int, bytes]]) -> None:
         """Give the response to the runner, or `NoResponse` if the server did not produce one."""
         self._timeout_handle.cancel()
-        if self.response.done():
+        if self.response_future.done():
             return
         if server_task.cancelled() or server_task.exception() is not None:
-            fail_quietly(self.response, NoResponse("the server hung up"))
+            fail_quietly(self.response_future, NoResponse("the server hung up"))
         else:
-            self.response.set_result(server_task.result())
+            self.response_future.set_result(server_task.result())
 
     def _reset(self) -> None:
         """Fail the request with a connection reset, because the server process is dead."""
@@ -125,5 +125,5 @@ class _Call:
     def _fail(self, reason: str) -> None:
         """Fail the runner's request with `NoResponse`, unless its response has arrived."""
         self._timeout_handle.cancel()
-        if not self.response.done():
-            fail_quietly(self.response, NoResponse(reason))
+        if not self.response_future.done():
+            fail_quietly(self.response_future, NoResponse(reason))

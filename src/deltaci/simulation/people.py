@@ -49,13 +49,13 @@ class People:
         client: CommandClient,
         history: HistoryChecker,
         queue_clients: QueueClients,
-        replace: Callable[[str], None],
+        replace_runner: Callable[[str], None],
     ) -> None:
         self._scenario = scenario
         self._client = client
         self._history = history
         self._queue_clients = queue_clients
-        self._replace = replace
+        self._replace_runner = replace_runner
         self.unfinished: dict[str, None] = {}
         self._latest_run_id = ""
 
@@ -76,55 +76,64 @@ class People:
 
     # -- runs
 
-    async def _create_run(self, id: str, random: Random, rerun_of: str = "") -> None:
+    async def _create_run(self, run_id: str, random: Random, rerun_of: str = "") -> None:
         """Create a run and plan it, and sometimes cancel it or let it supersede the run before."""
         client = self._client
-        self.unfinished[id] = None
-        previous_run_id, self._latest_run_id = self._latest_run_id, id
-        record = Run(
-            id=id,
-            run_id=id,
+        self.unfinished[run_id] = None
+        previous_run_id, self._latest_run_id = self._latest_run_id, run_id
+        run_record = Run(
+            id=run_id,
+            run_id=run_id,
             tenant=TENANT,
             is_fail_fast=client.happens("fail fast", random),
             has_validation=client.happens("run is validated", random),
             timeout_seconds=300 if client.happens("short", random) else random.choice((1800, 7200)),
-            optional_wait_seconds=Random(f"{self._scenario.seed} {id} wait").choice((0, 60, 600)),
+            optional_wait_seconds=Random(f"{self._scenario.seed} {run_id} wait").choice((0, 60, 600)),
             rerun_of=rerun_of,
         )
-        start_random = Random(f"{self._scenario.seed} {id} start")
-        is_at_once = client.happens("started at once", start_random)
-        if is_at_once:
-            await self._start_run(record, start_random)
+        start_random = Random(f"{self._scenario.seed} {run_id} start")
+        is_started_at_once = client.happens("started at once", start_random)
+        if is_started_at_once:
+            await self._start_run(run_record, start_random)
         else:
-            create = NewRecord(id=id, record=record, actor="user:u", request_id=f"{id} create")
-            await client.submit("birth", create, random)
+            create_command = NewRecord(id=run_id, record=run_record, actor="user:u", request_id=f"{run_id} create")
+            await client.submit("birth", create_command, random)
         if previous_run_id and client.happens("superseded", random):
-            cancel = run.Cancel(id=previous_run_id, reason="SUPERSEDED", request_id=f"{previous_run_id} superseded")
-            self._spawn(client.submit("cancel", cancel, Random(f"{id} supersedes")))
+            cancel_command = run.Cancel(
+                id=previous_run_id, reason="SUPERSEDED", request_id=f"{previous_run_id} superseded"
+            )
+            self._spawn(client.submit("cancel", cancel_command, Random(f"{run_id} supersedes")))
         if client.happens("run is canceled", random):
             wait_seconds = random.choice((0.0, 5.0, 60.0, 600.0, 3600.0)) * random.random()
-            self._cancel(id, wait_seconds, Random(f"{self._scenario.seed} {id} cancel"))
-        if is_at_once:
+            self._cancel(run_id, wait_seconds, Random(f"{self._scenario.seed} {run_id} cancel"))
+        if is_started_at_once:
             return
         if random.random() < 0.3:
             await asyncio.sleep(10 * random.random())
-        await client.submit("begin", run.BeginPlanning(id=id, request_id=f"{id} begin"), random)
-        await self._plan(id, random)
+        await client.submit("begin", run.BeginPlanning(id=run_id, request_id=f"{run_id} begin"), random)
+        await self._plan(run_id, random)
 
-    async def _start_run(self, record: Run, random: Random) -> None:
+    async def _start_run(self, run_record: Run, random: Random) -> None:
         """Create and plan a run with one command."""
-        id, job_count = record.id, random.randint(0, MAX_JOBS)
-        common_fields: dict[str, Any] = {"id": id, "actor": "user:u", "request_id": f"{id} create", "record": record}
-        start = StartRun(
+        run_id, job_count = run_record.id, random.randint(0, MAX_JOBS)
+        common_fields: dict[str, Any] = {
+            "id": run_id,
+            "actor": "user:u",
+            "request_id": f"{run_id} create",
+            "record": run_record,
+        }
+        start_command = StartRun(
             **common_fields,
-            jobs=tuple(self._draw_related_job(id, random, index) for index in range(job_count)),
+            jobs=tuple(self._draw_related_job(run_id, random, index) for index in range(job_count)),
             plan_hash="h",
         )
         if self._client.happens("race", random):
-            self._spawn(self._client.submit("start", start, Random(f"{self._scenario.seed} {id} start again")))
-        await self._client.submit("start", start, random, StartRun(**common_fields, jobs=(), plan_hash="other"))
+            self._spawn(
+                self._client.submit("start", start_command, Random(f"{self._scenario.seed} {run_id} start again"))
+            )
+        await self._client.submit("start", start_command, random, StartRun(**common_fields, jobs=(), plan_hash="other"))
 
-    async def _plan(self, id: str, random: Random) -> None:
+    async def _plan(self, run_id: str, random: Random) -> None:
         """Submit a plan for the run, which may be late, missing, empty or failed.
 
         Sometimes cancel one of its jobs later.
@@ -132,32 +141,36 @@ class People:
         client = self._client
         if client.happens("plan is missing", random):
             return
-        group_random = Random(f"{self._scenario.seed} {id} group")
+        group_random = Random(f"{self._scenario.seed} {run_id} group")
         if group_random.random() < AWAITED_GROUPS:
-            await client.submit("await", run.AwaitGroup(id=id, group="g", request_id=f"{id} group"), group_random)
+            await client.submit(
+                "await", run.AwaitGroup(id=run_id, group="g", request_id=f"{run_id} group"), group_random
+            )
         await asyncio.sleep((90.0 if client.happens("plan is late", random) else 3.0) * random.random())
         if client.happens("plan fails", random):
             if random.random() < 0.5:
                 cyclic_jobs = tuple(
-                    JobSpec(name=name, needs=(needed_name,)) for name, needed_name in (("a", "b"), ("b", "a"))
+                    JobSpec(name=job_name, needs=(needed_name,)) for job_name, needed_name in (("a", "b"), ("b", "a"))
                 )
-                await client.submit("circle", Plan(id=id, jobs=cyclic_jobs, request_id=f"{id} circle"), random)
-            failed = run.PlanFailed(id=id, error="the planner failed", request_id=f"{id} unplanned")
-            await client.submit("plan", failed, random)
+                await client.submit("circle", Plan(id=run_id, jobs=cyclic_jobs, request_id=f"{run_id} circle"), random)
+            failed_command = run.PlanFailed(id=run_id, error="the planner failed", request_id=f"{run_id} unplanned")
+            await client.submit("plan", failed_command, random)
             return
         job_count = 0 if client.happens("plan is empty", random) else random.randint(1, MAX_JOBS)
-        jobs = tuple(self._draw_related_job(id, random, index) for index in range(job_count))
-        plan = Plan(id=id, jobs=jobs, plan_hash="h", request_id=f"{id} plan")
-        await client.submit("plan", plan, random, Plan(id=id, jobs=(), plan_hash="other", request_id=f"{id} plan"))
+        jobs = tuple(self._draw_related_job(run_id, random, index) for index in range(job_count))
+        plan_command = Plan(id=run_id, jobs=jobs, plan_hash="h", request_id=f"{run_id} plan")
+        await client.submit(
+            "plan", plan_command, random, Plan(id=run_id, jobs=(), plan_hash="other", request_id=f"{run_id} plan")
+        )
         if jobs and client.happens("job is canceled", random):
             await asyncio.sleep(random.choice((1.0, 60.0, 600.0)) * random.random())
-            job_id = f"{id}/{random.choice(jobs).name}"
+            job_id = f"{run_id}/{random.choice(jobs).name}"
             await client.submit("cancel", CancelJob(id=job_id, actor="user:u", request_id=f"{job_id} cancel"), random)
 
-    def _draw_related_job(self, id: str, random: Random, index: int) -> JobSpec:
+    def _draw_related_job(self, run_id: str, random: Random, index: int) -> JobSpec:
         """Draw a job of the run, with random relations to the jobs with a lower index."""
         return self._with_relations(
-            self._draw_job(id, random, index), Random(f"{self._scenario.seed} {id} bonds {index}"), index
+            self._draw_job(run_id, random, index), Random(f"{self._scenario.seed} {run_id} bonds {index}"), index
         )
 
     def _with_relations(self, spec: JobSpec, random: Random, index: int) -> JobSpec:
@@ -174,19 +187,19 @@ class People:
             relations["retry_on"] = random.choice((("INFRA",), ("TOOLING",), ("FLAKY", "TOOLING")))
         return msgspec.structs.replace(spec, **relations)
 
-    def _draw_job(self, id: str, random: Random, index: int) -> JobSpec:
+    def _draw_job(self, run_id: str, random: Random, index: int) -> JobSpec:
         """Draw a job of the run: an approval, or a job whose work is a duration and an exit code."""
         happens = self._client.happens
         needs = tuple(f"j{earlier_index}" for earlier_index in range(index) if random.random() < 0.4)
         if happens("approval", random):
             # Always less than a history is long: an approval that nobody decides must end, and its run with it.
-            seconds = random.choice((60, 600)) if happens("approval expires", random) else UNDECIDED_SECONDS
-            gate_random = Random(f"{self._scenario.seed} {id} gate {index}")
+            approval_seconds = random.choice((60, 600)) if happens("approval expires", random) else UNDECIDED_SECONDS
+            gate_random = Random(f"{self._scenario.seed} {run_id} gate {index}")
             return JobSpec(
                 name=f"j{index}",
                 kind=APPROVAL,
                 needs=needs,
-                approval_seconds=seconds,
+                approval_seconds=approval_seconds,
                 is_required=not happens("optional", random),
                 gate=Gate(approvers=gate_random.choice((2, 3)) if happens("several approve", gate_random) else 1),
             )
@@ -206,7 +219,7 @@ class People:
             queue_key=LABEL if happens("labels", random) else "",
             work={
                 "steps": [f"{work_seconds:.1f} {exit_code}"],
-                **self._draw_rules(Random(f"{self._scenario.seed} {id} rules {index}")),
+                **self._draw_rules(Random(f"{self._scenario.seed} {run_id} rules {index}")),
             },
         )
 
@@ -225,26 +238,27 @@ class People:
             ]
         }
 
-    def _cancel(self, id: str, wait_seconds: float, random: Random, request_tag: str = "") -> None:
+    def _cancel(self, run_id: str, wait_seconds: float, random: Random, request_tag: str = "") -> None:
         """Cancel the run later, by one user or by several at once."""
         user_count = random.randint(2, 3) if self._client.happens("several cancel", random) else 1
         for index in range(user_count):
             common_fields: dict[str, Any] = {
-                "id": id,
+                "id": run_id,
                 "actor": f"user:u{index}",
-                "request_id": f"{id} cancel {request_tag}{index}",
+                "request_id": f"{run_id} cancel {request_tag}{index}",
             }
             wrong_rev = None
             if (
                 self._client.happens("wrong rev", random)
-                and (tracked_run := self._history.entities.get(id)) is not None
+                and (tracked_run := self._history.entities.get(run_id)) is not None
             ):
                 wrong_rev = tracked_run.rev - 1
-            cancel = run.Cancel(**common_fields, reason="RUN_CANCELED", expected_rev=wrong_rev)
-            cancel_with_reused_id = run.Cancel(**common_fields, reason="ANOTHER")
-            action_random = Random(f"{self._scenario.seed} {id} cancel {request_tag}{index}")
+            cancel_command = run.Cancel(**common_fields, reason="RUN_CANCELED", expected_rev=wrong_rev)
+            other_cancel_command = run.Cancel(**common_fields, reason="ANOTHER")
+            action_random = Random(f"{self._scenario.seed} {run_id} cancel {request_tag}{index}")
             self._client.spawn_later(
-                wait_seconds, partial(self._client.submit, "cancel", cancel, action_random, cancel_with_reused_id)
+                wait_seconds,
+                partial(self._client.submit, "cancel", cancel_command, action_random, other_cancel_command),
             )
 
     # -- reactions to events
@@ -281,78 +295,88 @@ class People:
         tracked_entity = self._history.entities.get(event.entity_id)
         return isinstance(tracked_entity, TrackedRun | TrackedJob) and tracked_entity.has_validation
 
-    async def _report_run(self, id: str, random: Random) -> None:
+    async def _report_run(self, run_id: str, random: Random) -> None:
         """Report the outcome of a run, as a reporter does. Sometimes rerun the run afterwards."""
-        report = run.Report(id=id, actor="reporter", request_id=f"{id} report")
+        report_command = run.Report(id=run_id, actor="reporter", request_id=f"{run_id} report")
         if self._client.happens("impostor", random):
-            await self._client.submit("report", run.Report(id=id, actor="user:u", request_id=f"{id} imposture"), random)
+            await self._client.submit(
+                "report", run.Report(id=run_id, actor="user:u", request_id=f"{run_id} imposture"), random
+            )
         if self._client.happens("race", random):
-            self._spawn(self._client.submit("report", report, Random(f"{id} report")))
-        await self._client.submit("report", report, random)
-        if "again" not in id and self._client.happens("rerun", random):
-            await self._create_run(f"{id}-again", random, rerun_of=id)
+            self._spawn(self._client.submit("report", report_command, Random(f"{run_id} report")))
+        await self._client.submit("report", report_command, random)
+        if "again" not in run_id and self._client.happens("rerun", random):
+            await self._create_run(f"{run_id}-again", random, rerun_of=run_id)
 
     def _validate(self, event: Event, command_type: type[run.Validate] | type[job.Validate]) -> None:
         """Schedule a verdict on the validation of a run or job, unless no user validates it."""
         random = self._random_for(event)
         if self._client.happens("nobody validates", random):
             return
-        id = event.entity_id
+        entity_id = event.entity_id
         verdict = command_type(
-            id=id, is_passed=not self._client.happens("invalid", random), request_id=f"{id} validate"
+            id=entity_id, is_passed=not self._client.happens("invalid", random), request_id=f"{entity_id} validate"
         )
         self._client.spawn_later(120 * random.random(), partial(self._client.submit, "validate", verdict, random))
 
     def _on_approval(self, event: Event) -> None:
         """Schedule approvals, or a rejection, of a job that waits for approval; some of them are invalid."""
-        random, id = self._random_for(event), event.entity_id
-        tracked_job = self._history.entities.get(id)
+        random, job_id = self._random_for(event), event.entity_id
+        tracked_job = self._history.entities.get(job_id)
         is_urgent = isinstance(tracked_job, TrackedJob) and tracked_job.approve_by < event.at + 3600 * SECOND
         if self._client.happens("nobody decides", random) or (is_urgent and random.random() < 0.5):
             return
         wait_seconds = random.choice((1.0, 60.0, 600.0)) * random.random()
-        common_fields: dict[str, Any] = {"id": id, "request_id": f"{id} decide"}
+        common_fields: dict[str, Any] = {"id": job_id, "request_id": f"{job_id} decide"}
         if self._client.happens("impostor", random):
-            unauthorized_approval = job.Approve(id=id, actor="worker:r0", request_id=f"{id} imposture")
+            unauthorized_approval = job.Approve(id=job_id, actor="worker:r0", request_id=f"{job_id} imposture")
             self._client.spawn_later(
                 wait_seconds / 2,
                 partial(self._client.submit, "approve", unauthorized_approval, self._random_for(event)),
             )
         if self._client.happens("wrong rev", random):
-            stale_approval = job.Approve(id=id, actor="user:v", request_id=f"{id} stale", expected_rev=event.rev - 1)
+            stale_approval = job.Approve(
+                id=job_id, actor="user:v", request_id=f"{job_id} stale", expected_rev=event.rev - 1
+            )
             self._client.spawn_later(
                 wait_seconds / 2, partial(self._client.submit, "approve", stale_approval, self._random_for(event))
             )
         if self._client.happens("race", random):
-            self._cancel(event.run_id, wait_seconds, Random(f"{self._scenario.seed} {id} race"), f"race {id} ")
-            second_approval = job.Approve(id=id, actor="user:w", request_id=f"{id} second")
+            self._cancel(event.run_id, wait_seconds, Random(f"{self._scenario.seed} {job_id} race"), f"race {job_id} ")
+            second_approval = job.Approve(id=job_id, actor="user:w", request_id=f"{job_id} second")
             self._client.spawn_later(
                 wait_seconds, partial(self._client.submit, "approve", second_approval, self._random_for(event))
             )
         for index in range(1, tracked_job.approvers if isinstance(tracked_job, TrackedJob) else 1):
-            action_random = Random(f"{self._scenario.seed} {id} approver {index}")
-            approval = job.Approve(id=id, actor=f"user:u{index}", request_id=f"{id} approver {index}")
+            action_random = Random(f"{self._scenario.seed} {job_id} approver {index}")
+            approval = job.Approve(id=job_id, actor=f"user:u{index}", request_id=f"{job_id} approver {index}")
             self._client.spawn_later(
                 2 * wait_seconds * action_random.random(),
                 partial(self._client.submit, "approve", approval, action_random),
             )
-            repeated_approval = job.Approve(id=id, actor=f"user:u{index}", request_id=f"{id} approver {index} again")
+            repeated_approval = job.Approve(
+                id=job_id, actor=f"user:u{index}", request_id=f"{job_id} approver {index} again"
+            )
             self._client.spawn_later(
                 2 * wait_seconds * action_random.random(),
                 partial(self._client.submit, "approve", repeated_approval, action_random),
             )
         if self._client.happens("reject", random):
-            reject = job.Reject(**common_fields, actor="user:u", comment="no")
-            self._client.spawn_later(wait_seconds, partial(self._client.submit, "reject", reject, random))
+            rejection = job.Reject(**common_fields, actor="user:u", comment="no")
+            self._client.spawn_later(wait_seconds, partial(self._client.submit, "reject", rejection, random))
             return
-        approve = job.Approve(**common_fields, actor="user:u", comment="yes")
+        user_approval = job.Approve(**common_fields, actor="user:u", comment="yes")
         conflicting_approval = job.Approve(**common_fields, actor="user:u", comment="something else")
         self._client.spawn_later(
-            wait_seconds, partial(self._client.submit, "approve", approve, random, conflicting_approval)
+            wait_seconds, partial(self._client.submit, "approve", user_approval, random, conflicting_approval)
         )
 
     def _on_attempt(self, event: Event) -> None:
-        """Let queue clients claim a queued or stale attempt, stall a leased one, or queue a stale one again."""
+        """Schedule the reactions to a transition of an attempt.
+
+        If it is claimable and has labels or no job: a claim by a queue client. If it is leased: sometimes a stall by a
+        user. If it is fenced: sometimes a requeue, before or after the end of the fence.
+        """
         tracked_attempt = self._history.entities.get(event.entity_id)
         if not isinstance(tracked_attempt, TrackedAttempt):
             return
@@ -363,14 +387,16 @@ class People:
         if (event.to == "QUEUED" or is_fenced) and (tracked_attempt.labels or not tracked_attempt.job_id):
             self._queue_clients.on_claimable(tracked_attempt, random)
         if event.to in ("LEASED", "STARTING", "RUNNING", "UPLOADING") and self._client.happens("stall", random):
-            stall = Stall(id=tracked_attempt.id, actor="user:u", request_id=f"{tracked_attempt.id} stall {event.rev}")
-            self._client.spawn_later(30 * random.random(), partial(self._client.submit, "stall", stall, random))
+            stall_command = Stall(
+                id=tracked_attempt.id, actor="user:u", request_id=f"{tracked_attempt.id} stall {event.rev}"
+            )
+            self._client.spawn_later(30 * random.random(), partial(self._client.submit, "stall", stall_command, random))
         elif is_fenced and random.random() < 0.5:
             wait_seconds = 160 * random.random()  # Before or after the end of the fence.
-            requeue = Requeue(
+            requeue_command = Requeue(
                 id=tracked_attempt.id, actor="user:u", request_id=f"{tracked_attempt.id} requeue {event.rev}"
             )
-            self._client.spawn_later(wait_seconds, partial(self._client.submit, "requeue", requeue, random))
+            self._client.spawn_later(wait_seconds, partial(self._client.submit, "requeue", requeue_command, random))
 
     # -- workers
 
@@ -391,116 +417,136 @@ class People:
     def _on_hold(self, event: Event) -> None:
         """Resume a worker some time after it was put on hold; meanwhile it may be quarantined or registered again."""
         if event.entity == "worker" and event.trigger in ("drained", "quarantined"):
-            id, random = event.entity_id, self._random_for(event)
-            resume = worker.Resume(id=id, actor="user:u", request_id=f"{id} resume {event.rev}")
+            worker_id, random = event.entity_id, self._random_for(event)
+            resume_command = worker.Resume(id=worker_id, actor="user:u", request_id=f"{worker_id} resume {event.rev}")
             wait_seconds = random.choice((60, 600, 1800)) * random.random()
-            self._client.spawn_later(wait_seconds, partial(self._client.submit, "resume", resume, random))
-            action_random = Random(f"{self._scenario.seed} {id} held {event.rev}")
+            self._client.spawn_later(wait_seconds, partial(self._client.submit, "resume", resume_command, random))
+            action_random = Random(f"{self._scenario.seed} {worker_id} held {event.rev}")
             if self._client.happens("distrust", action_random):
-                quarantine = worker.Quarantine(id=id, reason="slow disk", request_id=f"{id} doubt {event.rev}")
+                quarantine_command = worker.Quarantine(
+                    id=worker_id, reason="slow disk", request_id=f"{worker_id} doubt {event.rev}"
+                )
                 self._client.spawn_later(
-                    wait_seconds / 2, partial(self._client.submit, "quarantine", quarantine, action_random)
+                    wait_seconds / 2, partial(self._client.submit, "quarantine", quarantine_command, action_random)
                 )
             if self._client.happens("set up anew", action_random):
-                self._client.spawn_later(wait_seconds / 3, partial(self._register_again, id, event.rev, action_random))
+                self._client.spawn_later(
+                    wait_seconds / 3, partial(self._register_again, worker_id, event.rev, action_random)
+                )
 
-    async def _register_again(self, id: str, rev: int, random: Random) -> None:
+    async def _register_again(self, worker_id: str, rev: int, random: Random) -> None:
         """Register a worker once more, as with a new token."""
-        common_fields: dict[str, Any] = {"id": id, "tenant": TENANT, "request_id": f"{id} anew {rev}"}
+        common_fields: dict[str, Any] = {"id": worker_id, "tenant": TENANT, "request_id": f"{worker_id} anew {rev}"}
         await self._client.submit(
             "offer", worker.UpdateCapabilities(**common_fields, token_at=self._client.wall_time()), random
         )
 
     def _maybe_hold(self, event: Event) -> None:
         """Sometimes drain or quarantine the worker."""
-        id, random = event.entity_id, Random(f"{self._scenario.seed} {event.entity_id} hold {event.rev}")
-        common_fields: dict[str, Any] = {"id": id, "request_id": f"{id} hold {event.rev}"}
+        worker_id, random = event.entity_id, Random(f"{self._scenario.seed} {event.entity_id} hold {event.rev}")
+        common_fields: dict[str, Any] = {"id": worker_id, "request_id": f"{worker_id} hold {event.rev}"}
         if self._client.happens("drain", random):
-            drain = worker.Drain(**common_fields, actor="user:u", reason="new disk")
-            drain_with_reused_id = worker.Drain(**common_fields, actor="user:u", reason="ANOTHER")
+            drain_command = worker.Drain(**common_fields, actor="user:u", reason="new disk")
+            other_drain_command = worker.Drain(**common_fields, actor="user:u", reason="ANOTHER")
             self._client.spawn_later(
-                60 * random.random(), partial(self._client.submit, "drain", drain, random, drain_with_reused_id)
+                60 * random.random(), partial(self._client.submit, "drain", drain_command, random, other_drain_command)
             )
         elif random.random() < 0.2 and self._client.happens("distrust", random):
-            quarantine = worker.Quarantine(**common_fields, reason="slow disk")
+            quarantine_command = worker.Quarantine(**common_fields, reason="slow disk")
             self._client.spawn_later(
-                60 * random.random(), partial(self._client.submit, "quarantine", quarantine, random)
+                60 * random.random(), partial(self._client.submit, "quarantine", quarantine_command, random)
             )
 
     def _on_worker(self, event: Event) -> None:
-        """Schedule what operators do with a worker: hold, shut down or replace it, or report missed health checks."""
-        id = event.entity_id
+        """Schedule the reactions to a transition of a worker.
+
+        Sometimes: a hold, missed health checks, new labels, or a shutdown of a busy worker. Always: the recovery or
+        loss of an unresponsive worker, and the replacement of a worker that was shut down.
+        """
+        worker_id = event.entity_id
         random = self._random_for(event)
         if event.to in ("BUSY", "UNRESPONSIVE"):
             self._maybe_hold(event)
         if event.to == "BUSY" and self._client.happens("silence", random):
-            miss = worker.MissHealthChecks(id=id, request_id=f"{id} miss {event.rev}")
-            self._client.spawn_later(60 * random.random(), partial(self._client.submit, "miss", miss, random))
-        elif event.to == "BUSY" and id in self._history.polling_workers and self._client.happens("grow", random):
-            update = worker.UpdateCapabilities(
-                id=id, tenant=TENANT, labels=(f"l{event.rev}",), request_id=f"{id} grow {event.rev}"
+            miss_command = worker.MissHealthChecks(id=worker_id, request_id=f"{worker_id} miss {event.rev}")
+            self._client.spawn_later(60 * random.random(), partial(self._client.submit, "miss", miss_command, random))
+        elif event.to == "BUSY" and worker_id in self._history.polling_workers and self._client.happens("grow", random):
+            update_command = worker.UpdateCapabilities(
+                id=worker_id, tenant=TENANT, labels=(f"l{event.rev}",), request_id=f"{worker_id} grow {event.rev}"
             )
-            self._client.spawn_later(10 * random.random(), partial(self._client.submit, "offer", update, random))
+            self._client.spawn_later(
+                10 * random.random(), partial(self._client.submit, "offer", update_command, random)
+            )
         elif event.to == "BUSY" and self._client.happens("leave", random):
-            self._client.spawn_later(30 * random.random(), partial(self._shut_down, id, event.rev, random))
+            self._client.spawn_later(30 * random.random(), partial(self._shut_down, worker_id, event.rev, random))
         elif event.to == "UNRESPONSIVE":
             wait_seconds = random.choice((100, 1000)) * random.random()
-            self._client.spawn_later(wait_seconds, partial(self._resolve_unresponsive, id, event.rev, random))
-            if id in self._history.polling_workers:  # Its runner reports new labels meanwhile.
-                update = worker.UpdateCapabilities(
-                    id=id, tenant=TENANT, labels=(f"l{event.rev}",), request_id=f"{id} more {event.rev}"
+            self._client.spawn_later(wait_seconds, partial(self._resolve_unresponsive, worker_id, event.rev, random))
+            if worker_id in self._history.polling_workers:  # Its runner reports new labels meanwhile.
+                update_command = worker.UpdateCapabilities(
+                    id=worker_id, tenant=TENANT, labels=(f"l{event.rev}",), request_id=f"{worker_id} more {event.rev}"
                 )
-                self._client.spawn_later(wait_seconds / 2, partial(self._client.submit, "offer", update, random))
+                self._client.spawn_later(
+                    wait_seconds / 2, partial(self._client.submit, "offer", update_command, random)
+                )
         elif event.to == "SHUTDOWN":
-            self._client.spawn_later(300 * random.random(), partial(self._replace_worker, id))
+            self._client.spawn_later(300 * random.random(), partial(self._replace_worker, worker_id))
 
-    async def _resolve_unresponsive(self, id: str, rev: int, random: Random) -> None:
+    async def _resolve_unresponsive(self, worker_id: str, rev: int, random: Random) -> None:
         """Give up an unresponsive worker, or let it recover."""
         gives_up = random.random() < 0.4
         if gives_up and await self._client.submit(
-            "give up", worker.GiveUp(id=id, request_id=f"{id} gone {rev}"), random
+            "give up", worker.GiveUp(id=worker_id, request_id=f"{worker_id} gone {rev}"), random
         ):
             return
-        await self._client.submit("recover", worker.Recover(id=id, request_id=f"{id} back {rev}"), random)
+        await self._client.submit("recover", worker.Recover(id=worker_id, request_id=f"{worker_id} back {rev}"), random)
 
-    async def _replace_worker(self, id: str) -> None:
+    async def _replace_worker(self, worker_id: str) -> None:
         """Replace the runner of a worker that was shut down by one on another machine, under a new name."""
-        self._replace(id)
+        self._replace_runner(worker_id)
 
-    async def _shut_down_polling_worker(self, number: int, random: Random) -> None:
+    async def _shut_down_polling_worker(self, action_number: int, random: Random) -> None:
         """Shut down one of the workers that poll for work, chosen by this number."""
         polling_workers = list(self._history.polling_workers)
         if not polling_workers:
             return
-        await self._shut_down(polling_workers[number % len(polling_workers)], number, random)
+        await self._shut_down(polling_workers[action_number % len(polling_workers)], action_number, random)
 
-    async def _shut_down(self, id: str, number: int, random: Random) -> None:
+    async def _shut_down(self, worker_id: str, action_number: int, random: Random) -> None:
         """Request the shutdown of a worker: at once if it is idle, otherwise after its jobs."""
-        common_fields: dict[str, Any] = {"id": id, "actor": "user:u", "request_id": f"{id} leave {number}"}
+        common_fields: dict[str, Any] = {
+            "id": worker_id,
+            "actor": "user:u",
+            "request_id": f"{worker_id} leave {action_number}",
+        }
         conflicting_shutdown = worker.Shutdown(**common_fields, reason="ANOTHER")
         await self._client.submit("shutdown", worker.Shutdown(**common_fields), random, conflicting_shutdown)
 
-    async def _register_idle_worker(self, id: str, random: Random) -> None:
+    async def _register_idle_worker(self, worker_id: str, random: Random) -> None:
         """Register a worker that never polls for work, and try to register its token a second time."""
-        if not await self._client.register(id, 2, random):
+        if not await self._client.register(worker_id, 2, random):
             return
         if random.random() < 0.5:
             await asyncio.sleep(600 * random.random())
-            await self._client.submit("shutdown", worker.Shutdown(id=id, request_id=f"{id} leave"), random)
+            await self._client.submit(
+                "shutdown", worker.Shutdown(id=worker_id, request_id=f"{worker_id} leave"), random
+            )
 
     # -- attempts without a run
 
-    async def _create_standalone_attempt(self, id: str, random: Random) -> None:
+    async def _create_standalone_attempt(self, attempt_id: str, random: Random) -> None:
         """Put an attempt that belongs to no run into the queue."""
-        self.unfinished[id] = None
+        self.unfinished[attempt_id] = None
         exit_code = random.choice((1, 2)) if self._client.happens("job fails", random) else 0
-        record = Attempt(
-            id=id,
+        attempt_record = Attempt(
+            id=attempt_id,
             tenant=TENANT,
             queue_key=LABEL if self._client.happens("labels", random) else "",
             timeout_seconds=60 if self._client.happens("short", random) else 3600,
             max_lost_leases=random.choice((0, 1, 3)),
             spec={"steps": [f"{200 * random.random():.1f} {exit_code}"]},
         )
-        create = NewRecord(id=id, record=record, actor="user:u", request_id=f"{id} create")
-        await self._client.submit("birth", create, random)
+        create_command = NewRecord(
+            id=attempt_id, record=attempt_record, actor="user:u", request_id=f"{attempt_id} create"
+        )
+        await self._client.submit("birth", create_command, random)

@@ -79,12 +79,16 @@ class QueueClients:
         Execute it after a successful claim.
         """
         while tracked_attempt.state in ("QUEUED", "STALE"):
-            name = await self._pick_worker(random)
-            other_workers = self._other_free_workers(name)
-            sent_at, revs, now = self._loop.now, self._revs(tracked_attempt, name), self._client.wall_time()
+            worker_name = await self._pick_worker(random)
+            other_workers = self._other_free_workers(worker_name)
+            sent_at, revs_before, now = (
+                self._loop.now,
+                self._revs(tracked_attempt, worker_name),
+                self._client.wall_time(),
+            )
             claim = Claim(
                 tenant=TENANT,
-                worker_id=name,
+                worker_id=worker_name,
                 labels=(LABEL,),
                 limit=1,
                 ttl_seconds=self._scenario.ttl_seconds,
@@ -96,12 +100,16 @@ class QueueClients:
             )
             response = await self._client.send_until_answered(partial(_claim, claim=claim), random, sent_at + 60)
             if isinstance(response, list) and response:
-                self._client.check_claim(tracked_attempt.id, name, other_workers)
+                self._client.check_claim(tracked_attempt.id, worker_name, other_workers)
                 self._repeat(claim, response[0].lease_id)
                 await self._execute(response[0], sent_at, random)
                 return
-            if response == [] and revs == self._revs(tracked_attempt, name) and not self._scenario.has_clock_jumps:
-                self._client.check_denied_claim(tracked_attempt.id, name, other_workers, now)
+            if (
+                response == []
+                and revs_before == self._revs(tracked_attempt, worker_name)
+                and not self._scenario.has_clock_jumps
+            ):
+                self._client.check_denied_claim(tracked_attempt.id, worker_name, other_workers, now)
             if not tracked_attempt.labels:
                 return  # A runner will claim it.
             await asyncio.sleep(random.choice((5.0, 60.0)))
@@ -131,30 +139,32 @@ class QueueClients:
             self._names[index], worker = f"{self._names[index]}+", None
         name = self._names[index]
         if worker is None:
-            record = Worker(id=name, tenant=TENANT, labels=(LABEL,), max_concurrent_tasks=SLOTS)
-            await self._client.submit("birth", NewRecord(id=name, record=record, request_id=f"{name} come"), random)
+            worker_record = Worker(id=name, tenant=TENANT, labels=(LABEL,), max_concurrent_tasks=SLOTS)
+            await self._client.submit(
+                "birth", NewRecord(id=name, record=worker_record, request_id=f"{name} come"), random
+            )
         return name
 
-    def _revs(self, tracked_attempt: TrackedAttempt, name: str) -> tuple[int, int]:
+    def _revs(self, tracked_attempt: TrackedAttempt, worker_name: str) -> tuple[int, int]:
         """Return the current revs of the attempt and of the worker, to compare them later."""
-        worker = self._history.workers.get(name)
+        worker = self._history.workers.get(worker_name)
         return tracked_attempt.rev, worker.rev if worker is not None else 0
 
-    def _other_free_workers(self, name: str) -> dict[str, frozenset[str]]:
+    def _other_free_workers(self, worker_name: str) -> dict[str, frozenset[str]]:
         """Return the labels of the other queue clients that can take an attempt, by their names."""
-        workers = {
-            other_name: self._history.workers.get(other_name) for other_name in self._names if other_name != name
+        worker_by_name = {
+            other_name: self._history.workers.get(other_name) for other_name in self._names if other_name != worker_name
         }
-        return {id: worker.labels for id, worker in workers.items() if worker is not None and worker.is_free}
+        return {id: worker.labels for id, worker in worker_by_name.items() if worker is not None and worker.is_free}
 
-    async def _execute(self, claimed: ClaimedAttempt, sent_at: float, random: Random) -> None:
+    async def _execute(self, claimed_attempt: ClaimedAttempt, sent_at: float, random: Random) -> None:
         """Execute a claimed attempt: send its messages in order, possibly with one failure on the way."""
-        lease = claimed.attempt.lease
+        lease = claimed_attempt.attempt.lease
         assert lease is not None
         claimed_work = _ClaimedWork(
-            self._client, self._loop, claimed, lease.worker_id, sent_at, self._scenario.ttl_seconds, random
+            self._client, self._loop, claimed_attempt, lease.worker_id, sent_at, self._scenario.ttl_seconds, random
         )
-        seconds, code = (float(part) for part in claimed.attempt.spec["steps"][0].split())
+        work_seconds, exit_code_value = (float(part) for part in claimed_attempt.attempt.spec["steps"][0].split())
         failure_mode = random.choice(FAILURE_MODES) if self._client.happens("program dies", random) else ""
         if failure_mode == "LEASED":
             return
@@ -165,27 +175,29 @@ class QueueClients:
         if failure_mode == "STARTING" or not await claimed_work.send(attempt.Start):
             return
         if failure_mode == "ignores cancel":
-            claimed_work.ignores_cancel, seconds = True, UNCANCELLED_SECONDS
-            self._cancel(claimed.attempt, random)
+            claimed_work.ignores_cancel, work_seconds = True, UNCANCELLED_SECONDS
+            self._cancel(claimed_attempt.attempt, random)
         self._executions.record_start(claimed_work.ref.attempt_id, claimed_work.ref.number, claimed_work.worker_id)
         is_leaving = failure_mode in ("RUNNING", "hands back")
-        is_finished = await claimed_work.work_for(seconds / 2 if is_leaving else seconds)
-        exit_code = int(code) if is_finished and not is_leaving else None
+        is_finished = await claimed_work.work_for(work_seconds / 2 if is_leaving else work_seconds)
+        exit_code = int(exit_code_value) if is_finished and not is_leaving else None
         self._executions.record_end(
             claimed_work.ref.attempt_id, claimed_work.ref.number, claimed_work.worker_id, exit_code
         )
         if claimed_work.is_canceled and not claimed_work.ignores_cancel:
             await claimed_work.send(attempt.CancelAck)
         elif failure_mode == "hands back" and is_finished:
-            await self._client.hand_back(claimed_work.worker_id, claimed.lease_id, random)
+            await self._client.hand_back(claimed_work.worker_id, claimed_attempt.lease_id, random)
         elif exit_code is not None:
             await self._finish(claimed_work, exit_code, failure_mode, random)
 
-    def _cancel(self, record: Attempt, random: Random) -> None:
+    def _cancel(self, attempt_record: Attempt, random: Random) -> None:
         """Schedule a user's cancel of the job."""
-        if record.job_id:
-            cancel = CancelJob(id=record.job_id, actor="user:u", request_id=f"{record.id} deaf")
-            self._client.spawn_later(300 * random.random(), partial(self._client.submit, "cancel", cancel, random))
+        if attempt_record.job_id:
+            cancel_command = CancelJob(id=attempt_record.job_id, actor="user:u", request_id=f"{attempt_record.id} deaf")
+            self._client.spawn_later(
+                300 * random.random(), partial(self._client.submit, "cancel", cancel_command, random)
+            )
 
     async def _finish(self, claimed_work: _ClaimedWork, exit_code: int, failure_mode: str, random: Random) -> None:
         """Report the result of claimed work, sometimes after an upload that takes a while.
@@ -233,7 +245,7 @@ class _ClaimedWork:
         self,
         client: CommandClient,
         loop: VirtualLoop,
-        claimed: ClaimedAttempt,
+        claimed_attempt: ClaimedAttempt,
         worker_id: str,
         sent_at: float,
         ttl_seconds: float,
@@ -242,12 +254,12 @@ class _ClaimedWork:
         self._client = client
         self._loop = loop
         self._random = random
-        self._ttl = ttl_seconds
+        self._ttl_seconds = ttl_seconds
         self._safety_seconds = min(10.0, ttl_seconds / 4)
         self._live_until = sent_at + ttl_seconds - self._safety_seconds
-        self.ref: LeaseRef = ids.lease_ref(claimed.lease_id)
+        self.ref: LeaseRef = ids.lease_ref(claimed_attempt.lease_id)
         self.worker_id = worker_id
-        self.rules: list[dict[str, str]] = (claimed.attempt.spec or {}).get("rules", [])
+        self.rules: list[dict[str, str]] = (claimed_attempt.attempt.spec or {}).get("rules", [])
         self.is_canceled = self.ignores_cancel = False
 
     async def send(self, command_type: type[LeasedCommand], **fields: Any) -> bool:
@@ -269,7 +281,7 @@ class _ClaimedWork:
         if not isinstance(response, Decision) or not isinstance(response.record, Attempt):
             return False
         if response.events and response.record.lease is not None:
-            self._live_until = sent_at + self._ttl - self._safety_seconds
+            self._live_until = sent_at + self._ttl_seconds - self._safety_seconds
         self.is_canceled = response.record.state == attempt.CANCEL_REQUESTED
         return self.ignores_cancel or not self.is_canceled
 
@@ -278,12 +290,14 @@ class _ClaimedWork:
 
         Return False early if the attempt was cancelled, or if the lease can no longer be proved to be live.
         """
-        end_time = self._loop.now + seconds
-        while (remaining_seconds := end_time - self._loop.now) > 0:
+        end_at = self._loop.now + seconds
+        while (remaining_seconds := end_at - self._loop.now) > 0:
             if self._loop.now >= self._live_until:
                 return False
-            await asyncio.sleep(min(remaining_seconds, self._ttl / 3, max(0.1, self._live_until - self._loop.now)))
+            await asyncio.sleep(
+                min(remaining_seconds, self._ttl_seconds / 3, max(0.1, self._live_until - self._loop.now))
+            )
             request_id = f"{self.ref.attempt_id}#{self.ref.number} {self._loop.now}"
-            if self._loop.now < end_time and not await self.send(attempt.Extend, request_id=request_id):
+            if self._loop.now < end_at and not await self.send(attempt.Extend, request_id=request_id):
                 return False
         return self._loop.now < self._live_until

@@ -51,9 +51,9 @@ def read_scenario(file: Path) -> Scenario:
 
 def scenarios(seed: int, seed_count: int, minutes: float, hours: float, runs_an_hour: float) -> Iterator[Scenario]:
     """Yield the scenarios of `seed_count` consecutive seeds, or of as many as fit into `minutes` if that is not 0."""
-    deadline = time.monotonic() + minutes * 60
+    end_at = time.monotonic() + minutes * 60
     current_seed = seed
-    while (time.monotonic() < deadline) if minutes else (current_seed < seed + seed_count):
+    while (time.monotonic() < end_at) if minutes else (current_seed < seed + seed_count):
         yield draw_scenario(current_seed, hours, runs_an_hour)
         current_seed += 1
 
@@ -83,16 +83,16 @@ def play(scenarios: Iterable[Scenario], *, shrinks: bool, as_json: bool) -> Summ
 def _shrink_and_print(scenario: Scenario, history: History, *, as_json: bool) -> None:
     """Shrink a scenario that broke an invariant, write it to a file and print it."""
     shrinker = Shrinker(scenario, history)
-    shrunk = shrinker.run()
+    shrunk_scenario = shrinker.run()
     FOLDER.mkdir(parents=True, exist_ok=True)
     file = FOLDER / f"seed-{scenario.seed}.json"
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(shrunk)))
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(shrunk_scenario)))
     if not as_json:
         print(f"  shrunk: deltaci sim --mix {file}")
         print(f"  {shrinker.history.message}")
-    simulation = Simulation(shrunk)
+    simulation = Simulation(shrunk_scenario)
     simulation.run()
-    _print_scenario(shrunk, simulation, as_json=as_json)
+    _print_scenario(shrunk_scenario, simulation, as_json=as_json)
 
 
 def _print_scenario(scenario: Scenario, simulation: Simulation, *, as_json: bool) -> None:
@@ -133,10 +133,10 @@ def _print_summary(summary: Summary, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(msgspec.json.encode(summary).decode() + "\n")
         return
-    speed = summary.hours / max(summary.cpu_seconds, 1e-9)
+    hours_per_cpu_second = summary.hours / max(summary.cpu_seconds, 1e-9)
     print(
         f"{summary.histories} histories, {len(summary.broken)} broken; {summary.hours:.0f} simulated hours with "
-        f"{summary.faults} faults in {summary.cpu_seconds:.1f} s of CPU: {speed:.1f} h/s"
+        f"{summary.faults} faults in {summary.cpu_seconds:.1f} s of CPU: {hours_per_cpu_second:.1f} h/s"
     )
     print(f"{summary.edges} of {len(ALL_EDGES)} transitions were made; {summary.acknowledged} acknowledgements")
     for transition in summary.unvisited[:MAX_LISTED]:

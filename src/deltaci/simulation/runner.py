@@ -64,14 +64,16 @@ class SimRunner:
             self._loop.spawn(self.node, self._run(self.node), self.name)
 
     async def _run(self, node: Node) -> None:
-        token = self._signer.sign("register", self.name, TENANT, TOKEN_SECONDS, again=self._is_registered)
-        credentials = CredentialProvider(URL, self._folder, slots=self._slots, token=token, runtime=self.machine)
+        registration_token = self._signer.sign("register", self.name, TENANT, TOKEN_SECONDS, again=self._is_registered)
+        credentials = CredentialProvider(
+            URL, self._folder, slots=self._slots, token=registration_token, runtime=self.machine
+        )
         try:
-            credential = await asyncio.to_thread(credentials.obtain)
+            registration = await asyncio.to_thread(credentials.obtain)
             self._is_registered = True
             self._agent = Agent(
                 credentials,
-                credential,
+                registration,
                 labels=[],
                 slots=self._slots,
                 folder=self._folder,
@@ -91,29 +93,33 @@ class SimRunner:
 
     # -- forged messages
 
-    def send_forged(self, others: Sequence[SimMachine]) -> None:
+    def send_forged(self, other_machines: Sequence[SimMachine]) -> None:
         """Send a forged message: a copy of an earlier one of any machine, or a Complete that claims success."""
         random = self._random
         if random.random() < 0.5:
             self._forge_success(random)
             return
-        requests = [request for machine in (self.machine, *others) for request in machine.recent_requests]
+        requests = [request for machine in (self.machine, *other_machines) for request in machine.recent_requests]
         own_requests = [request for request in self.machine.recent_requests if request.headers]
         if not requests or not own_requests:
             return
-        original = random.choice(requests)
-        body = original.body
-        if random.random() < 0.5 and b'"Complete"' in body:
-            message = msgspec.json.decode(body)
+        original_request = random.choice(requests)
+        forged_body = original_request.body
+        if random.random() < 0.5 and b'"Complete"' in forged_body:
+            message = msgspec.json.decode(forged_body)
             message |= {"status": "SUCCEEDED", "exit_code": 0, "error_code": None}
-            body = msgspec.json.encode(message)
+            forged_body = msgspec.json.encode(message)
             self.machine.executions.mark_forged(*parse_lease_id(message["lease_id"]))
         self.machine.send_request(
-            original._replace(runner=self.name, headers=own_requests[-1].headers, body=body), CALL_SECONDS
+            original_request._replace(runner=self.name, headers=own_requests[-1].headers, body=forged_body),
+            CALL_SECONDS,
         )
 
     def _forge_success(self, random: Random) -> None:
-        """Claim that an attempt under a recent lease of this machine succeeded."""
+        """Send Complete with SUCCEEDED under one of the machine's recent leases, as a hostile job can.
+
+        The server accepts it if the lease is live.
+        """
         own_requests = [request for request in self.machine.recent_requests if request.headers]
         if not own_requests or not self.machine.lease_ids:
             return

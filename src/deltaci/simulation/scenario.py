@@ -146,17 +146,21 @@ def draw_scenario(
     random = Random(seed)
     # Delays cannot be checked while the store's clock jumps, so most seeds leave jumps out.
     has_clock_jumps = random.random() < 0.25
-    kinds = [kind for kind in FAULT_KINDS if random.random() < 0.6 and (has_clock_jumps or "store clock" not in kind)]
-    servers, runners = random.choice((1, 2, 2, 2)), random.randint(1, 5)
-    drawn_rate = FAULTS_AN_HOUR * random.choice((0.2, 0.5, 1.0))
+    fault_kinds = [
+        fault_kind
+        for fault_kind in FAULT_KINDS
+        if random.random() < 0.6 and (has_clock_jumps or "store clock" not in fault_kind)
+    ]
+    server_count, runner_count = random.choice((1, 2, 2, 2)), random.randint(1, 5)
+    random_fault_rate = FAULTS_AN_HOUR * random.choice((0.2, 0.5, 1.0))
     actions = _draw_actions(random, hours, runs_an_hour)
-    rate = drawn_rate if faults_an_hour is None else faults_an_hour
-    faults = _draw_faults(random, hours, rate, kinds or ["kill runner"], actions)
+    fault_rate = random_fault_rate if faults_an_hour is None else faults_an_hour
+    faults = _draw_faults(random, hours, fault_rate, fault_kinds or ["kill runner"], actions)
     return Scenario(
         seed=seed,
         hours=hours,
-        servers=servers,
-        runners=runners,
+        servers=server_count,
+        runners=runner_count,
         slots=random.choice((1, 1, 2, 3)),
         ttl_seconds=random.choice((20, 60, 60, 120, 120, 120, 300, 300, 300)),
         poll_seconds=random.choice((20.0, 60.0, 600.0, 600.0, 600.0)),
@@ -164,8 +168,8 @@ def draw_scenario(
         credential_seconds=900 if _is_rare_seed(random) else 6 * 3600,
         actions=actions,
         probabilities={
-            name: max_probability * random.uniform(0.3, 1.0) * random.choice((0, 1))
-            for name, max_probability in MAX_PROBABILITIES.items()
+            behaviour: max_probability * random.uniform(0.3, 1.0) * random.choice((0, 1))
+            for behaviour, max_probability in MAX_PROBABILITIES.items()
         },
         faults=faults,
         has_clock_jumps=any("store clock" in fault.kind for fault in faults),
@@ -201,12 +205,15 @@ def _draw_faults(
 
 def _draw_actions(random: Random, hours: float, runs_an_hour: float) -> tuple[UserAction, ...]:
     """Draw actions: mostly runs; also attempts without a run, shutdowns of workers, and workers that never poll."""
-    rates = {"run": runs_an_hour}
-    for kind, max_rate in (("lone", 1.0), ("drain", 0.5), ("ghost", 0.5)):
-        rates[kind] = max_rate * random.random() * random.choice((0, 1))
+    rate_by_kind = {"run": runs_an_hour}
+    for action_kind, max_rate in (("lone", 1.0), ("drain", 0.5), ("ghost", 0.5)):
+        rate_by_kind[action_kind] = max_rate * random.random() * random.choice((0, 1))
     timed_kinds = [
-        (random.random() * hours * HOUR, kind)
-        for kind, rate in rates.items()
+        (random.random() * hours * HOUR, action_kind)
+        for action_kind, rate in rate_by_kind.items()
         for _ in range(int(hours * rate + random.random()))
     ]
-    return tuple(UserAction(time, kind, number) for number, (time, kind) in enumerate(sorted(timed_kinds)))
+    return tuple(
+        UserAction(time, action_kind, action_index)
+        for action_index, (time, action_kind) in enumerate(sorted(timed_kinds))
+    )

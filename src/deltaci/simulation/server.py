@@ -17,7 +17,7 @@ from deltaci.server.auth.credentials import Signer
 from deltaci.server.follower import Follower
 from deltaci.server.runner_api.app import RunnerApp
 from deltaci.server.runner_api.control_channel import ControlHub
-from deltaci.server.runner_api.job_data import JobDataHandlers
+from deltaci.server.runner_api.job_data import JobResourceHandlers
 from deltaci.server.runner_api.message_handlers import MessageHandlers
 from deltaci.server.runner_api.registration import RunnerRegistry
 from deltaci.server.secrets import Secrets
@@ -40,17 +40,17 @@ class MemoryLogs(LogStore):
         self._on_append = on_append
         self.logs: dict[tuple[str, int], bytes] = {}
 
-    def size(self, attempt_id: str, number: int) -> int:
-        return len(self.logs.get((attempt_id, number), b""))
+    def size(self, attempt_id: str, lease_number: int) -> int:
+        return len(self.logs.get((attempt_id, lease_number), b""))
 
-    def append(self, attempt_id: str, number: int, offset: int, data: bytes) -> int:
+    def append(self, attempt_id: str, lease_number: int, offset: int, chunk: bytes) -> int:
         """Append data at this offset; bytes that are already stored are skipped."""
-        stored = self.logs.get((attempt_id, number), b"")
-        if offset > len(stored):
-            raise Refused("log_gap", f"the log ends at byte {len(stored)}")
-        self._on_append(attempt_id, number, offset, data)
-        self.logs[attempt_id, number] = stored + data[len(stored) - offset :]
-        return self.size(attempt_id, number)
+        stored_log = self.logs.get((attempt_id, lease_number), b"")
+        if offset > len(stored_log):
+            raise Refused("log_gap", f"the log ends at byte {len(stored_log)}")
+        self._on_append(attempt_id, lease_number, offset, chunk)
+        self.logs[attempt_id, lease_number] = stored_log + chunk[len(stored_log) - offset :]
+        return self.size(attempt_id, lease_number)
 
 
 class SharedStorage:
@@ -127,11 +127,11 @@ class SimServer:
         follower.subscribe(control.on_events)
         await follower.start()
         control.start()
-        job_data_handlers = JobDataHandlers(
+        job_resource_handlers = JobResourceHandlers(
             protocol, self._storage.blobs, Secrets(self._storage.blobs, KEY), self._storage.folder
         )
         registry = RunnerRegistry(self.engine, signer, self.credential_seconds)
-        self._app = RunnerApp(protocol, registry, self._storage.logs, control, job_data_handlers)
+        self._app = RunnerApp(protocol, registry, self._storage.logs, control, job_resource_handlers)
         await Timers(self.engine, self.poll_seconds).run()
 
     def handle_request(self, method: str, path: str, headers: dict[str, str], body: bytes) -> PendingResponse:
@@ -156,9 +156,11 @@ class SimServer:
         async def send(message: dict[str, Any]) -> None:
             messages.append(message)
 
-        encoded_headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        encoded_headers = [
+            (header_name.lower().encode(), header_value.encode()) for header_name, header_value in headers.items()
+        ]
         await self._app({"type": "http", "method": method, "path": path, "headers": encoded_headers}, receive, send)
-        status, response = messages[0]["status"], messages[1]["body"]
+        status, response_body = messages[0]["status"], messages[1]["body"]
         if self.on_response is not None:
-            self.on_response(path, body, status, response)
-        return status, response
+            self.on_response(path, body, status, response_body)
+        return status, response_body

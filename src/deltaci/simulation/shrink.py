@@ -22,17 +22,17 @@ T = TypeVar("T")
 class Shrinker:
     """Removes parts of a scenario that are not needed to break the same invariant."""
 
-    def __init__(self, scenario: Scenario, history: History, tries: int = MAX_TRIES) -> None:
+    def __init__(self, scenario: Scenario, history: History, max_tries: int = MAX_TRIES) -> None:
         self.scenario = scenario
         self.history = history
-        self._tries_left = tries
+        self._tries_left = max_tries
 
     def run(self) -> Scenario:
         """Shrink the scenario until nothing more can be removed or no tries are left. Return the result."""
         self._shorten()
-        size = -1
-        while size != _size(self.scenario) and self._tries_left > 0:
-            size = _size(self.scenario)
+        previous_size = -1
+        while previous_size != _size(self.scenario) and self._tries_left > 0:
+            previous_size = _size(self.scenario)
             self._drop("faults")
             self._drop("actions")
             self._simplify()
@@ -62,39 +62,39 @@ class Shrinker:
                 actions = tuple(action for action in self.scenario.actions if action.at <= hours * HOUR)
                 self._try_change(hours=hours, faults=faults, actions=actions)
 
-    def _drop(self, name: str) -> None:
+    def _drop(self, field_name: str) -> None:
         """Try to leave out elements of this field, a tuple: first all, then halves, finally single ones."""
-        size = len(getattr(self.scenario, name))
-        while size >= 1:
-            for elements in _without(lambda: getattr(self.scenario, name), size):
-                self._try_change(**{name: elements})
-            size //= 2
+        part_size = len(getattr(self.scenario, field_name))
+        while part_size >= 1:
+            for elements in _without(lambda: getattr(self.scenario, field_name), part_size):
+                self._try_change(**{field_name: elements})
+            part_size //= 2
 
     def _simplify(self) -> None:
         """Try fewer servers, runners and slots, and no random behaviours."""
-        for name in ("servers", "runners", "slots"):
-            while (count := getattr(self.scenario, name)) > 1 and self._try_change(**{name: count - 1}):
+        for field_name in ("servers", "runners", "slots"):
+            while (count := getattr(self.scenario, field_name)) > 1 and self._try_change(**{field_name: count - 1}):
                 pass
         if any(self.scenario.probabilities.values()) and self._try_change(
             probabilities=dict.fromkeys(self.scenario.probabilities, 0.0)
         ):
             return
-        for name, probability in list(self.scenario.probabilities.items()):
+        for field_name, probability in list(self.scenario.probabilities.items()):
             if probability:
-                self._try_change(probabilities={**self.scenario.probabilities, name: 0.0})
+                self._try_change(probabilities={**self.scenario.probabilities, field_name: 0.0})
 
 
-def _without(get_elements: Callable[[], tuple[T, ...]], size: int) -> Iterator[tuple[T, ...]]:
+def _without(get_elements: Callable[[], tuple[T, ...]], part_size: int) -> Iterator[tuple[T, ...]]:
     """Yield the current tuple without one part of this size, for each part in turn.
 
     The tuple is read again before each step, because the caller may have replaced it by the shorter one.
     """
-    start = 0
-    while start < len(get_elements()):
+    part_start = 0
+    while part_start < len(get_elements()):
         elements = get_elements()
-        yield elements[:start] + elements[start + size :]
+        yield elements[:part_start] + elements[part_start + part_size :]
         if get_elements() is elements:
-            start += size
+            part_start += part_size
 
 
 def _size(scenario: Scenario) -> int:
@@ -110,24 +110,22 @@ def _size(scenario: Scenario) -> int:
 
 def describe(scenario: Scenario, log: Sequence[Event]) -> list[str]:
     """Return lines that list the size, faults, actions and last events of a scenario."""
-    lines = [
+    description_lines = [
         f"{scenario.servers} servers, {scenario.runners} runners with {scenario.slots} slots, {scenario.hours:.2f} h:"
     ]
-    timeline = [(fault.at, f"{fault.kind} ({fault.target}, {fault.seconds:.1f} s)") for fault in scenario.faults]
-    timeline += [(action.at, f"user action: {action.kind} {action.number}") for action in scenario.actions]
-    lines += [f"  {_format_time(at)}  {text}" for at, text in sorted(timeline)]
-    listed_behaviours = ", ".join(
-        f"{behaviour} {rate:.2f}" for behaviour, rate in scenario.probabilities.items() if rate
-    )
-    lines.append(f"  behaviours: {listed_behaviours or 'none'}")
-    lines.append("the last events:")
+    timed_texts = [(fault.at, f"{fault.kind} ({fault.target}, {fault.seconds:.1f} s)") for fault in scenario.faults]
+    timed_texts += [(action.at, f"user action: {action.kind} {action.number}") for action in scenario.actions]
+    description_lines += [f"  {_format_time(at)}  {text}" for at, text in sorted(timed_texts)]
+    behaviours_text = ", ".join(f"{behaviour} {rate:.2f}" for behaviour, rate in scenario.probabilities.items() if rate)
+    description_lines.append(f"  behaviours: {behaviours_text or 'none'}")
+    description_lines.append("the last events:")
     for event in log[-LAST_EVENTS:]:
-        transition = f"{event.from_ or '(created)'} → {event.to}"
-        lines.append(
-            f"  {_format_time(event.at / 1e6 - EPOCH)}  #{event.seq} {event.entity} {event.entity_id}: {transition} "
+        change = f"{event.from_ or '(created)'} → {event.to}"
+        description_lines.append(
+            f"  {_format_time(event.at / 1e6 - EPOCH)}  #{event.seq} {event.entity} {event.entity_id}: {change} "
             f"({event.trigger} by {event.actor})"
         )
-    return lines
+    return description_lines
 
 
 def _format_time(seconds: float) -> str:

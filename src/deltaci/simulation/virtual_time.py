@@ -60,13 +60,13 @@ def _run_in_thread(future: asyncio.Future[Any] | None, func: Callable[..., Any],
     """Call the function of a simulated thread and set its result or exception on the future."""
     assert future is not None
     try:
-        result = func(*args)
+        func_result = func(*args)
     except Exception as error:
         if not future.done():
             fail_quietly(future, error)
     else:
         if not future.done():
-            future.set_result(result)
+            future.set_result(func_result)
     finally:
         future = None  # Break the reference cycle: the error's traceback refers to this frame.
 
@@ -190,19 +190,19 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def _resume(self, thread: greenlet, context: Context, *_: object) -> None:
         """Continue a simulated thread until it ends or waits for a future, which then continues it again."""
-        awaited = thread.switch()
+        awaited_future = thread.switch()
         if thread.dead:
             del self._threads[thread]
         else:
-            awaited.add_done_callback(lambda _: self._resume(thread, context), context=context)
+            awaited_future.add_done_callback(lambda _: self._resume(thread, context), context=context)
 
     def wait(self, future: asyncio.Future[T]) -> T:
         """Return the result of a future. While it is pending, this simulated thread waits and other callbacks run."""
-        parent = getcurrent().parent
-        assert parent is not None, "wait() works only in a simulated thread"
+        parent_greenlet = getcurrent().parent
+        assert parent_greenlet is not None, "wait() works only in a simulated thread"
         try:
             while not future.done():
-                parent.switch(future)
+                parent_greenlet.switch(future)
             return future.result()
         finally:
             del future  # Break the reference cycle between the future and its exception.
@@ -214,19 +214,19 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
         Raise `SimulationStuck` if nothing is scheduled or time does not advance.
         """
-        ready, scheduled, steps, steps_before = self._ready, self._scheduled, 0, 0
+        ready_handles, scheduled_handles, step_count, step_count_before = self._ready, self._scheduled, 0, 0
         asyncio._set_running_loop(self)
         self._is_running = True
         try:
             while not is_over():
-                while ready:
-                    handle = ready.popleft()
+                while ready_handles:
+                    handle = ready_handles.popleft()
                     if handle.is_cancelled:
                         continue
                     context = handle.context
                     try:
                         if context is None:
-                            steps += 1
+                            step_count += 1
                             handle.callback(*handle.args)
                             continue
                         node = context.get(CURRENT_NODE, OUTSIDE)
@@ -235,31 +235,31 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                         if node.is_frozen:
                             node.backlog.append(handle)
                             continue
-                        steps += 1
+                        step_count += 1
                         context.run(handle.callback, *handle.args)
-                        if steps - steps_before > MAX_STEPS:
+                        if step_count - step_count_before > MAX_STEPS:
                             raise SimulationStuck(f"time stands still: more than {MAX_STEPS} steps at the same moment")
                     except SimulationStuck:
                         raise
                     except Exception as error:
                         failure = {"message": f"an error in {handle.callback!r}", "exception": error}
                         self.call_exception_handler(failure)
-                while scheduled and scheduled[0][2].is_cancelled:
-                    heapq.heappop(scheduled)
-                if not scheduled:
+                while scheduled_handles and scheduled_handles[0][2].is_cancelled:
+                    heapq.heappop(scheduled_handles)
+                if not scheduled_handles:
                     raise SimulationStuck("nothing is scheduled any more")
-                when = scheduled[0][0]
-                if when > until:
+                next_time = scheduled_handles[0][0]
+                if next_time > until:
                     self.now = until
                     return
-                if when > self.now:
-                    self.now, steps_before = when, steps
-                elif steps - steps_before > MAX_STEPS:
+                if next_time > self.now:
+                    self.now, step_count_before = next_time, step_count
+                elif step_count - step_count_before > MAX_STEPS:
                     raise SimulationStuck(f"time stands still: more than {MAX_STEPS} steps at the same moment")
-                while scheduled and scheduled[0][0] <= self.now:
-                    ready.append(heapq.heappop(scheduled)[2])
+                while scheduled_handles and scheduled_handles[0][0] <= self.now:
+                    ready_handles.append(heapq.heappop(scheduled_handles)[2])
         finally:
-            self.steps += steps
+            self.steps += step_count
             self._is_running = False
             asyncio._set_running_loop(None)
 

@@ -99,8 +99,8 @@ class ExecutionChecker:
             if not is_rule:
                 self.exit_codes[attempt_id, number] = exit_code
             lease = self._last_lease(attempt_id, number)
-            is_runner = worker_id in self._history.polling_workers  # Queue clients need not report.
-            if is_runner and lease is not None and lease.state in LIVE_LEASE_STATES:
+            is_polling_runner = worker_id in self._history.polling_workers  # Queue clients need not report.
+            if is_polling_runner and lease is not None and lease.state in LIVE_LEASE_STATES:
                 self.unreported_ends[attempt_id, number] = worker_id
         self._note(f"ended {attempt_id} {number} {exit_code}")
 
@@ -133,8 +133,8 @@ class ExecutionChecker:
         if lease.state not in LIVE_LEASE_STATES:
             self.unreported_ends.pop((attempt.id, lease.number), None)
         is_running = (lease.number, lease.worker_id) in self.executing.get(attempt.id, ())
-        is_runner = lease.worker_id in self._history.polling_workers  # Queue clients need not stop in time.
-        if lease.state == "EXPIRED" and is_running and is_runner and not self._has_clock_jumps:
+        is_polling_runner = lease.worker_id in self._history.polling_workers  # Queue clients need not stop in time.
+        if lease.state == "EXPIRED" and is_running and is_polling_runner and not self._has_clock_jumps:
             description = f"lease {lease.number} of {attempt.id}"
             raise Violation("self-stop", f"{description} has expired, but its job still runs on {lease.worker_id}")
         is_end = event.actor.startswith("worker:") and event.to in REPORTED_OUTCOMES
@@ -155,13 +155,13 @@ class ExecutionChecker:
         if is_running:
             raise Violation("stopped", f"{attempt.id} was reported {event.to} by {lease.worker_id}, but still runs")
 
-    def check_log(self, attempt_id: str, number: int, offset: int, data: bytes) -> None:
+    def check_log(self, attempt_id: str, number: int, offset: int, stored_log: bytes) -> None:
         """Check that uploaded log bytes equal what the job wrote at that offset; skipped if the file is gone."""
         path = self._logs.get((attempt_id, number), "")
         if path and os.path.exists(path):
             with open(path, "rb") as file:
                 file.seek(offset)
-                if file.read(len(data)) != data:
+                if file.read(len(stored_log)) != stored_log:
                     description = f"the log of {attempt_id} under lease {number}"
                     self._report(
                         Violation("log-bytes", f"{description} differs at offset {offset} from what the job wrote")

@@ -159,7 +159,10 @@ class HistoryChecker(OptionalJobsChecker):
         self._mark_touched(entity, event)
 
     def _track(self, event: LogEvent) -> TrackedEntity:
-        """Start to track the entity that this first event creates, and return it."""
+        """Start to track the entity that this first event creates, and return it.
+
+        A job or attempt needs a run of its tenant.
+        """
         id = event.entity_id
         entity: TrackedEntity
         if event.entity == "attempt":
@@ -179,7 +182,7 @@ class HistoryChecker(OptionalJobsChecker):
         return entity
 
     def _check_step(self, entity: TrackedEntity, event: LogEvent) -> None:
-        """Check what holds for every event: its transition, actor, state before, rev, time, tenant and run."""
+        """Check the rules for all events, on transition, actor, previous state, rev, time, tenant and run."""
         subject = f"{event.entity} {event.entity_id} (seq {event.seq}, {event.trigger})"
         edge = (event.entity, event.from_, event.to, event.trigger)
         if entity.state in TERMINAL_STATES[event.entity]:
@@ -202,10 +205,13 @@ class HistoryChecker(OptionalJobsChecker):
 
     def _check_request(self, event: LogEvent) -> None:
         """Check that a request changes an entity in one commit only."""
-        key = event.request_id, event.entity_id
-        first_change = self.requests.setdefault(key, (self.commit_count, event.rev))
+        request_key = event.request_id, event.entity_id
+        first_change = self.requests.setdefault(request_key, (self.commit_count, event.rev))
         if first_change[0] != self.commit_count:
-            raise Violation("repeated", f"request {key[0]} changes {key[1]} again (seq {event.seq}, {event.trigger})")
+            raise Violation(
+                "repeated",
+                f"request {request_key[0]} changes {request_key[1]} again (seq {event.seq}, {event.trigger})",
+            )
 
     def _mark_touched(self, entity: TrackedEntity, event: LogEvent) -> None:
         """Remember the entities that this event may affect, which `check_commit` then checks."""
@@ -256,11 +262,11 @@ class HistoryChecker(OptionalJobsChecker):
     def _update_job_counts(run: TrackedRun, job: TrackedJob, event: LogEvent) -> None:
         """Update the numbers of jobs by state that are tracked for the run."""
         opened = (event.from_ is None) - (event.to in JOB_TERMINAL_STATES)
-        run.open_jobs += opened
-        run.open_required_jobs += opened * job.is_required
-        run.active_jobs += (event.to in ACTIVE_JOB_STATES) - (event.from_ in ACTIVE_JOB_STATES)
-        run.waiting_jobs += (event.to == "WAITING_APPROVAL") - (event.from_ == "WAITING_APPROVAL")
-        run.failed_required_jobs += job.is_required and event.to in ("FAILED", "CANCELED")
+        run.open_job_count += opened
+        run.open_required_job_count += opened * job.is_required
+        run.active_job_count += (event.to in ACTIVE_JOB_STATES) - (event.from_ in ACTIVE_JOB_STATES)
+        run.waiting_job_count += (event.to == "WAITING_APPROVAL") - (event.from_ == "WAITING_APPROVAL")
+        run.failed_required_job_count += job.is_required and event.to in ("FAILED", "CANCELED")
         run.has_started = run.has_started or event.to == "RUNNING"
 
     def _check_job_step(self, subject: str, job: TrackedJob, run: TrackedRun, event: LogEvent) -> None:
@@ -302,7 +308,7 @@ class HistoryChecker(OptionalJobsChecker):
             self._check_canceled(subject, job, run, event)
 
     def _check_job_start(self, subject: str, job: TrackedJob, run: TrackedRun, event: LogEvent) -> None:
-        """Check that a job may start: its needs are met and its run is active."""
+        """Check that a job may start: its needs are met, its run is active, and only an approval waits for approval."""
         self.check_order(subject, job)
         if (job.kind == "approval") != (event.to == "WAITING_APPROVAL"):
             raise Violation("approval", f"{subject} is {event.to}, but it is of kind {job.kind}")
@@ -342,10 +348,10 @@ class HistoryChecker(OptionalJobsChecker):
             return
         job.next_run_at = int(event.metadata["next_run_at"])
         delay_us = min(job.backoff[1], job.backoff[0] * 2 ** min(job.index, 30)) * SECOND
-        earliest = max(event.at + delay_us, last_attempt.fence_until)
-        latest = max(event.at + int(delay_us * (1 + job.jitter)), last_attempt.fence_until)
-        if not earliest <= job.next_run_at <= latest:
-            deviation_seconds = (job.next_run_at - earliest) / SECOND
+        earliest_run_at = max(event.at + delay_us, last_attempt.fence_until)
+        latest_run_at = max(event.at + int(delay_us * (1 + job.jitter)), last_attempt.fence_until)
+        if not earliest_run_at <= job.next_run_at <= latest_run_at:
+            deviation_seconds = (job.next_run_at - earliest_run_at) / SECOND
             raise Violation("backoff", f"{subject} will be retried {deviation_seconds:+.1f} s from when it should")
 
     @staticmethod
@@ -355,8 +361,8 @@ class HistoryChecker(OptionalJobsChecker):
             raise Violation("approval", f"{subject} is approved by {event.actor} again")
         job.approved_by.append(event.actor)
         if (len(job.approved_by) == job.approvers) != (event.to == "SUCCEEDED"):
-            approvals = f"{len(job.approved_by)} of {job.approvers} people"
-            raise Violation("approval", f"{subject} is {event.to}, approved by {approvals}")
+            approval_text = f"{len(job.approved_by)} of {job.approvers} people"
+            raise Violation("approval", f"{subject} is {event.to}, approved by {approval_text}")
 
     def _check_decision(self, subject: str, job: TrackedJob, event: LogEvent) -> None:
         """Check that an approval expires only after its deadline and soon after it, and store who decided it."""
@@ -367,7 +373,7 @@ class HistoryChecker(OptionalJobsChecker):
         job.decided_by = event.actor
 
     def _check_canceled(self, subject: str, job: TrackedJob, run: TrackedRun, event: LogEvent) -> None:
-        """Check that the reason with which a job is cancelled applies."""
+        """Check that the reason for which a job is cancelled applies."""
         reason = event.metadata.get("reason")
         if reason == "BLOCKED":
             needs = [self.entities.get(need) for need in job.needs]
@@ -414,12 +420,12 @@ class HistoryChecker(OptionalJobsChecker):
         elif event.to == "RUNNING":
             run.waited_us += event.at - run.waiting_since
         elif event.to == "TIMEOUT":
-            due = run.queued_at + START_US
+            due_at = run.queued_at + START_US
             if run.started_at:
-                due = run.started_at + run.timeout_us + run.waited_us
-            if event.at < due:
-                raise Violation("timeout", f"{subject} is timed out {(due - event.at) / SECOND:.1f} s too early")
-            self.check_not_late(subject, event, due)
+                due_at = run.started_at + run.timeout_us + run.waited_us
+            if event.at < due_at:
+                raise Violation("timeout", f"{subject} is timed out {(due_at - event.at) / SECOND:.1f} s too early")
+            self.check_not_late(subject, event, due_at)
         elif event.to == "REPORTED" and metadata.get("conclusion") != event.from_:
             raise Violation("conclusion", f"{subject} reports {metadata.get('conclusion')}, but it was {event.from_}")
         self._check_validated(subject, run, event)
@@ -432,9 +438,9 @@ class HistoryChecker(OptionalJobsChecker):
         Planning may fail for want of a plan only after its deadline, and must fail soon after it.
         """
         is_late = 0 < run.plan_by <= event.at
-        if event.to == "QUEUED" and (is_late or event.metadata.get("jobs") != run.open_jobs):
+        if event.to == "QUEUED" and (is_late or event.metadata.get("jobs") != run.open_job_count):
             raise Violation(
-                "plan", f"{subject}: the plan came too late, or not all of its {run.open_jobs} jobs were created"
+                "plan", f"{subject}: the plan came too late, or not all of its {run.open_job_count} jobs were created"
             )
         if event.to == "PLAN_FAILED" and str(event.metadata.get("error", "")).startswith("no plan within"):
             if not is_late:
@@ -443,20 +449,21 @@ class HistoryChecker(OptionalJobsChecker):
 
     def _check_outcome(self, subject: str, run: TrackedRun, event: LogEvent) -> None:
         """Check that the outcome of a run agrees with the states of its jobs."""
-        if event.to == "SUCCESS" and (run.open_jobs or run.failed_required_jobs):
+        if event.to == "SUCCESS" and (run.open_job_count or run.failed_required_job_count):
             raise Violation(
-                "outcome", f"{subject} succeeds with {run.open_jobs} jobs open and {run.failed_required_jobs} failed"
+                "outcome",
+                f"{subject} succeeds with {run.open_job_count} jobs open and {run.failed_required_job_count} failed",
             )
-        if event.to == "CANCELED" and run.open_jobs:
-            raise Violation("outcome", f"{subject} is cancelled with {run.open_jobs} jobs open")
+        if event.to == "CANCELED" and run.open_job_count:
+            raise Violation("outcome", f"{subject} is cancelled with {run.open_job_count} jobs open")
         if event.trigger == "required_job_failed":
-            if not run.failed_required_jobs:
+            if not run.failed_required_job_count:
                 raise Violation("outcome", f"{subject} fails, but it can still succeed")
-            if run.open_jobs and not run.is_fail_fast:
+            if run.open_job_count and not run.is_fail_fast:
                 raise Violation(
-                    "fail-fast", f"{subject} fails with {run.open_jobs} jobs open, but it does not fail fast"
+                    "fail-fast", f"{subject} fails with {run.open_job_count} jobs open, but it does not fail fast"
                 )
-        if run.open_jobs:
+        if run.open_job_count:
             self._ended_with_open_jobs.append(run)
 
     def _check_worker_event(self, worker: TrackedWorker, event: LogEvent) -> None:
@@ -525,26 +532,27 @@ class HistoryChecker(OptionalJobsChecker):
         self.check_pending_commit(subject, job)
 
     def _check_run_commit(self, run: TrackedRun) -> None:
-        """Check that the state of a run agrees, after a commit, with the states of its jobs."""
+        """Check that the state of a run agrees, after a commit, with its jobs, its plan and a cancel request."""
         subject = f"run {run.id} (rev {run.rev})"
         if run.state in ACTIVE_RUN_STATES:
-            if not run.open_jobs:
+            if not run.open_job_count:
                 raise Violation("outcome", f"{subject} is {run.state}, but all of its jobs are over")
-            if run.failed_required_jobs and run.is_fail_fast:
+            if run.failed_required_job_count and run.is_fail_fast:
                 raise Violation(
-                    "fail-fast", f"{subject} goes on although {run.failed_required_jobs} required jobs failed"
+                    "fail-fast", f"{subject} goes on although {run.failed_required_job_count} required jobs failed"
                 )
             if run.is_cancel_requested:
                 raise Violation("cancel", f"{subject} is cancelled, but goes on")
-            if (run.state == "WAITING_APPROVAL") != (run.waiting_jobs > 0 and not run.active_jobs):
+            if (run.state == "WAITING_APPROVAL") != (run.waiting_job_count > 0 and not run.active_job_count):
                 raise Violation(
                     "waiting",
-                    f"{subject} is {run.state} with {run.waiting_jobs} jobs waiting and {run.active_jobs} active",
+                    f"{subject} is {run.state} with {run.waiting_job_count} jobs waiting"
+                    f" and {run.active_job_count} active",
                 )
             if run.state == "QUEUED" and run.has_started:
                 raise Violation("outcome", f"{subject} is QUEUED, but its first job has started")
             self.check_wait_commit(subject, run)
-        elif run.state == "CANCEL_REQUESTED" and not run.open_jobs:
+        elif run.state == "CANCEL_REQUESTED" and not run.open_job_count:
             raise Violation("cancel", f"{subject} has no open jobs, but is not CANCELED")
         elif run.state == "PLAN_FAILED":
             raise Violation("outcome", f"{subject} has no plan, but does not fail")
@@ -562,7 +570,7 @@ class HistoryChecker(OptionalJobsChecker):
                 raise Violation("cancel", f"run {run.id} is {run.state}, but its job {id} is still {job.state}")
 
     def _check_worker_commit(self, worker: TrackedWorker) -> None:
-        """Check that the state of a worker agrees, after a commit, with the leases that it holds."""
+        """Check that the state and task count of a worker agree, after a commit, with the leases that it holds."""
         subject = f"worker {worker.id} (rev {worker.rev})"
         if (worker.state == "BUSY") != bool(worker.leased_attempts) and worker.state != "UNRESPONSIVE":
             raise Violation("worker", f"{subject} is {worker.state}, but holds {sorted(worker.leased_attempts)}")
@@ -580,7 +588,7 @@ class HistoryChecker(OptionalJobsChecker):
         """Return whether a run, or an attempt without a job, has ended, so that nothing more can happen to it."""
         entity = self.entities.get(id)
         if isinstance(entity, TrackedRun):
-            return entity.state == "REPORTED" and not entity.open_jobs
+            return entity.state == "REPORTED" and not entity.open_job_count
         return entity is not None and entity.state in ATTEMPT_TERMINAL_STATES
 
     def check_end(self) -> None:
@@ -589,7 +597,7 @@ class HistoryChecker(OptionalJobsChecker):
             if isinstance(entity, TrackedRun) and not self.is_over(entity.id):
                 raise Violation(
                     "liveness",
-                    f"run {entity.id} is {entity.state} with {entity.open_jobs} jobs open, but nothing happens",
+                    f"run {entity.id} is {entity.state} with {entity.open_job_count} jobs open, but nothing happens",
                 )
             if isinstance(entity, TrackedAttempt):
                 if entity.lease is not None and entity.lease.state in LIVE_LEASE_STATES:

@@ -165,7 +165,9 @@ class LeaseChecker:
 
     @staticmethod
     def _check_lease_matches_state(subject: str, attempt: TrackedAttempt, event: LogEvent) -> None:
-        """Check that an attempt has a live lease exactly in the states that require one."""
+        """Check that an attempt has a live lease in the states that require one, and in no other except
+        CANCEL_REQUESTED.
+        """
         is_live = attempt.lease is not None and attempt.lease.state in LIVE_LEASE_STATES
         if event.to in LEASED_STATES and not is_live:
             raise Violation("held", f"{subject} is {event.to}, but has no live lease")
@@ -179,7 +181,7 @@ class LeaseChecker:
         pass
 
     def _on_queued(self, subject: str, attempt: TrackedAttempt, event: LogEvent, lease_before: Lease | None) -> None:
-        """Check an attempt that is queued: it is new and expected by its job, or it may be claimed again."""
+        """Check that a new attempt is expected by its job, or that a lost one may be claimed again, not too early."""
         metadata = event.metadata
         if event.from_ == "CREATED":
             attempt.job_id, attempt.index = metadata.get("job_id", ""), int(metadata.get("index", 1))
@@ -205,7 +207,10 @@ class LeaseChecker:
         attempt.stale_reason = ""
 
     def _check_new_attempt(self, subject: str, attempt: TrackedAttempt, event: LogEvent) -> None:
-        """Check that a new attempt has the id and index that its job expects, and follows a failed attempt."""
+        """Check that a new attempt has the id and index that its job expects.
+
+        The job is no approval and has attempts left, and the attempt before this one has failed or timed out.
+        """
         job = self.entities.get(attempt.job_id)
         if (
             not isinstance(job, TrackedJob)
@@ -225,7 +230,11 @@ class LeaseChecker:
             )
 
     def _on_leased(self, subject: str, attempt: TrackedAttempt, event: LogEvent, lease_before: Lease | None) -> None:
-        """Check that an attempt is claimed only while its run is active, and not too early."""
+        """Check that an attempt may be claimed.
+
+        Its run is active, it is not before its start time, its last worker cannot run it any more, and not too many of
+        its leases were lost.
+        """
         if attempt.lost_leases > attempt.max_lost_leases:
             raise Violation(
                 "lost-leases",
@@ -318,7 +327,7 @@ class LeaseChecker:
         self.check_not_late(subject, event, lease_before.accept_by)
 
     def _on_succeeded(self, subject: str, attempt: TrackedAttempt, event: LogEvent, lease_before: Lease | None) -> None:
-        """Check that a success has exit code 0 and a completed lease."""
+        """Check that a success has exit code 0 and a completed lease, and without a job no failed validation rule."""
         if event.metadata.get("exit_code") != 0 or attempt.lease is None or attempt.lease.state != "COMPLETED":
             raise Violation(
                 "outcome", f"{subject} succeeds with {event.metadata.get('exit_code')} under {attempt.lease}"
@@ -351,7 +360,7 @@ class LeaseChecker:
         attempt.cancel_by = int(event.metadata["cancel_by"])
 
     def _on_canceled(self, subject: str, attempt: TrackedAttempt, event: LogEvent, lease_before: Lease | None) -> None:
-        """Check that a cancel which the worker did not confirm is forced only after its deadline."""
+        """Check that a cancel that the worker did not confirm is forced only after its deadline, and soon after it."""
         if event.actor.startswith("worker:") or lease_before is None or lease_before.state not in LIVE_LEASE_STATES:
             return
         if lease_before.state == "ACTIVE":  # The runner may not have learned of the cancel.
@@ -418,7 +427,10 @@ class LeaseChecker:
     def _apply_grant(
         self, subject: str, attempt: TrackedAttempt, event: LogEvent, lease_change: dict[str, Any]
     ) -> Lease:
-        """Check the grant of a lease, occupy a slot of its worker, and return the lease."""
+        """Check the grant of a lease, occupy a slot of its worker, and return the lease.
+
+        No other lease of the attempt is live, its number is new, and its times follow from the configuration.
+        """
         lease_number, worker_id, lease_before = (
             int(lease_change["number"]),
             str(lease_change["worker_id"]),
@@ -525,7 +537,9 @@ class LeaseChecker:
     # -- when a commit is whole
 
     def check_attempt_commit(self, attempt: TrackedAttempt) -> None:
-        """Check, after a commit, that the state of an attempt agrees with its lease and its job."""
+        """Check, after a commit, that an attempt may stay in its state, and that its state agrees with its lease and
+        its job.
+        """
         subject = f"attempt {attempt.id} (rev {attempt.rev})"
         is_lost_too_often = attempt.lost_leases > attempt.max_lost_leases
         is_claimable = attempt.at >= attempt.fence_until and attempt.stale_reason != "STALLED"

@@ -35,8 +35,8 @@ class OptionalJobsChecker(JobOrderChecker):
 
     def check_wait_event(self, subject: str, run: TrackedRun, event: LogEvent) -> None:
         """Check that the wait begins after the last required job, and ends in time or for want of a worker."""
-        if run.open_required_jobs or not run.open_jobs:
-            raise Violation("decided", f"{subject} with {run.open_required_jobs} required jobs open")
+        if run.open_required_job_count or not run.open_job_count:
+            raise Violation("decided", f"{subject} with {run.open_required_job_count} required jobs open")
         if event.trigger == "optional_wait_began":
             run.decided_at = run.decided_at or event.at
         elif event.metadata.get("cause") == "wait_over":
@@ -47,7 +47,7 @@ class OptionalJobsChecker(JobOrderChecker):
 
     def is_wait_over(self, job: TrackedJob, run: TrackedRun) -> bool:
         """Return whether the wait for this optional job is over, or there is none because no worker has its labels."""
-        if job.is_required or job.state == "PENDING" or run.open_required_jobs:
+        if job.is_required or job.state == "PENDING" or run.open_required_job_count:
             return False
         return run.wait_ended_commit == self.commit_count or self._is_unserved(job, run)
 
@@ -60,7 +60,7 @@ class OptionalJobsChecker(JobOrderChecker):
 
     def check_wait_commit(self, subject: str, run: TrackedRun) -> None:
         """Check after a commit that a wait has begun if it must, and that no job outlasted its end."""
-        if run.state not in ACTIVE_RUN_STATES or run.open_required_jobs:
+        if run.state not in ACTIVE_RUN_STATES or run.open_required_job_count:
             return
         if not run.decided_at:
             raise Violation("decided", f"{subject} has no open required job, but does not begin to wait for the rest")

@@ -36,16 +36,16 @@ class TrackedRun(TrackedEntity):
     """The tracked state of a run, with the number of its jobs by state."""
 
     __slots__ = (
-        "active_jobs",
+        "active_job_count",
         "decided_at",
-        "failed_required_jobs",
+        "failed_required_job_count",
         "has_started",
         "has_validation",
         "is_cancel_requested",
         "is_fail_fast",
         "jobs",
-        "open_jobs",
-        "open_required_jobs",
+        "open_job_count",
+        "open_required_job_count",
         "optional_wait_us",
         "plan_by",
         "queued_at",
@@ -55,7 +55,7 @@ class TrackedRun(TrackedEntity):
         "wait_ended_commit",
         "wait_since",
         "waited_us",
-        "waiting_jobs",
+        "waiting_job_count",
         "waiting_optional",
         "waiting_since",
     )
@@ -63,11 +63,11 @@ class TrackedRun(TrackedEntity):
     def __init__(self, id: str) -> None:
         super().__init__(id)
         self.jobs: list[str] = []
-        self.open_jobs = self.active_jobs = self.waiting_jobs = self.failed_required_jobs = 0
+        self.open_job_count = self.active_job_count = self.waiting_job_count = self.failed_required_job_count = 0
         self.timeout_us = self.plan_by = self.started_at = self.waiting_since = self.waited_us = 0
         self.validating_since_commit = -1  # The number of the commit in which it entered VALIDATING.
         self.is_fail_fast = self.has_validation = self.is_cancel_requested = self.has_started = False
-        self.queued_at = self.open_required_jobs = 0
+        self.queued_at = self.open_required_job_count = 0
         # Jobs that are not required and that no worker has leased, with the time since when, and the latest such time.
         self.waiting_optional: dict[str, int] = {}
         self.optional_wait_us = self.wait_since = self.decided_at = 0
@@ -214,9 +214,8 @@ class TrackedWorker(TrackedEntity):
         self.silence = (-1, "")  # The commit and the request in which it became unresponsive last.
         self.hold = ""
         self.infra_failures = self.reported_infra_failures = 0
-        self.already_counted_attempts: set[str] = (
-            set()
-        )  # Attempts that it held at its last infrastructure failure: they count only once.
+        # Attempts that it held at its last infrastructure failure: they count only once.
+        self.already_counted_attempts: set[str] = set()
 
     @property
     def is_free(self) -> bool:
