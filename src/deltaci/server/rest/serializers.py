@@ -128,7 +128,7 @@ def attempt(record: Attempt) -> api.Attempt:
         report=record.report,
         reassign_at=to_optional_datetime(record.reassign_at),
         stop_unconfirmed_until=to_optional_datetime(record.stop_unconfirmed_until),
-        claimable_at=to_datetime(ready_time) if ready_time is not None else None,
+        claimable_at=to_datetime(ready_at_time) if ready_at_time is not None else None,
     )
 
 
