@@ -58,6 +58,7 @@ class People:
         self._replace_runner = replace_runner
         self.unfinished: dict[str, None] = {}
         self._latest_run_id = ""
+        self._work_seconds: dict[str, float] = {}  # By job id.
 
     def perform(self, action: UserAction) -> None:
         """Start the action of a user: a run, an attempt without a run, or a worker that is shut down or never polls."""
@@ -204,6 +205,7 @@ class People:
                 gate=Gate(approvers=gate_random.choice((2, 3)) if happens("several approve", gate_random) else 1),
             )
         work_seconds = random.choice((1.0, 60.0, 300.0, 900.0)) * random.random()
+        self._work_seconds[f"{run_id}/j{index}"] = work_seconds
         exit_code = random.choice((1, 2)) if happens("job fails", random) else 0
         return JobSpec(
             name=f"j{index}",
@@ -375,7 +377,8 @@ class People:
         """Schedule the reactions to a transition of an attempt.
 
         If it is claimable and has labels or no job: a claim by a queue client. If it is leased: sometimes a stall by a
-        user. If it is fenced: sometimes a requeue, before or after the end of the fence.
+        user. If it is fenced: sometimes a requeue, before or after the end of the fence. If a runner accepted it:
+        sometimes a cancel at about the time at which the runner sends the result.
         """
         tracked_attempt = self._history.entities.get(event.entity_id)
         if not isinstance(tracked_attempt, TrackedAttempt):
@@ -397,6 +400,16 @@ class People:
                 id=tracked_attempt.id, actor="user:u", request_id=f"{tracked_attempt.id} requeue {event.rev}"
             )
             self._client.spawn_later(wait_seconds, partial(self._client.submit, "requeue", requeue_command, random))
+        elif event.to == "STARTING" and self._client.happens("job is canceled", random):
+            self._cancel_at_end(tracked_attempt.job_id, event, random)
+
+    def _cancel_at_end(self, job_id: str, event: Event, random: Random) -> None:
+        """Schedule a cancel of the job shortly before or after the end of its work, which begins with this event."""
+        work_seconds = self._work_seconds.get(job_id)
+        if work_seconds is not None:
+            cancel_command = CancelJob(id=job_id, actor="user:u", request_id=f"{job_id} cancel {event.rev}")
+            wait_seconds = work_seconds + random.choice((0.02, 2.0)) * (random.random() - 0.5)
+            self._client.spawn_later(wait_seconds, partial(self._client.submit, "cancel", cancel_command, random))
 
     # -- workers
 
