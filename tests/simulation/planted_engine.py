@@ -256,7 +256,7 @@ def waiters_rely_on_hints() -> Iterator[None]:
         await asyncio.get_running_loop().create_future()
 
     async def claim(self: ClaimWaiters, claim: Any, wait_seconds: float = 0.0, wait_for_disconnect: Any = None) -> Any:
-        if wait_seconds <= 0 or claim.only:
+        if wait_seconds <= 0 or claim.only_ids:
             return await real(self, claim, wait_seconds, wait_for_disconnect)
         waiter = self._enter((claim.tenant, claim.labels))
         try:
