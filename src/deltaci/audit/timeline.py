@@ -151,7 +151,7 @@ def _refine(phases: list[Phase], report: Any) -> list[Phase]:
     execution_phases = phases[first_index:]
     if not execution_phases or execution_phases[-1].end is None:
         return phases
-    start, end, index = execution_phases[0].start, execution_phases[-1].end, execution_phases[0].attempt
+    start, end, attempt_index = execution_phases[0].start, execution_phases[-1].end, execution_phases[0].attempt
     timings = report.get("timings") if isinstance(report, dict) else None
     reported_start, reported_end = (_reported_time(timings, phase_name) for phase_name in ("started_at", "finished_at"))
     if reported_start is None or reported_end is None or not start <= reported_start <= reported_end <= end:
@@ -164,7 +164,7 @@ def _refine(phases: list[Phase], report: Any) -> list[Phase]:
     return [
         *phases[:first_index],
         *(
-            Phase(phase_name, index, phase_start, phase_end)
+            Phase(phase_name, attempt_index, phase_start, phase_end)
             for phase_name, phase_start, phase_end in bounds
             if phase_end > phase_start
         ),

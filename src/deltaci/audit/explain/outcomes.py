@@ -302,7 +302,10 @@ def _blocked(context: ExplainContext, job: Job, event: Event | None) -> Clause:
 
 
 def _blocking_need(context: ExplainContext, blocked_job: Job) -> Job | None:
-    """Return the need that failed or was cancelled first, or None if there is none."""
+    """Return the need that was the first to fail or to be cancelled, or None.
+
+    A need that is allowed to fail does not block the job, so its failure does not count.
+    """
     needs = [context.jobs[id] for id in blocked_job.needs if id in context.jobs]
     unsuccessful_needs = [need for need in needs if need.state in core_job.TERMINAL and not core_job.satisfies(need)]
     return min(unsuccessful_needs, key=lambda need: need.completed_at, default=None)

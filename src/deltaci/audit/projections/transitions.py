@@ -199,8 +199,8 @@ class TransitionsExporter:
 
     def _is_unlisted(self, worker_id: str) -> bool:
         # A worker `host` may run tasks as `host/1`, without a registration for each.
-        possible_names = (worker_id, worker_id.partition("/")[0])
-        return self._has_workers and not any(name in self._live_entities for name in possible_names)
+        possible_ids = (worker_id, worker_id.partition("/")[0])
+        return self._has_workers and not any(possible_id in self._live_entities for possible_id in possible_ids)
 
     def _task_properties(self, entity_state: EntityState) -> dict[str, Any]:
         properties = entity_state.properties

@@ -27,7 +27,7 @@ def check_created(verifier: CanonicalVerifier, job: TrackedJob, metadata: JobMet
                 f"2 to {MAX_APPROVERS}, or absent for 1",
             )
         else:
-            job.approvers = metadata.approvers
+            job.required_approver_count = metadata.approvers
     if bool(metadata.not_by_starter) != (metadata.started_by is not None) or metadata.not_by_starter is False:
         verifier.flag("MOD-G3", f"gate {job.id} has only one of not_by_starter and started_by", "both or neither")
     job.excluded_approver = metadata.started_by or None
@@ -73,13 +73,13 @@ def _check_approval(verifier: CanonicalVerifier, job: TrackedJob, event: EventLi
         verifier.flag("MOD-G2", f"gate {job.id} is approved by {approver} again", "one approval of each person")
     job.approved_by.append(approver)
     approval_count = len(job.approved_by)
-    if (approval_count >= job.approvers) != (event.to == core_job.SUCCEEDED):
+    if (approval_count >= job.required_approver_count) != (event.to == core_job.SUCCEEDED):
         verifier.flag(
             "MOD-G2",
-            f"gate {job.id} is {event.to} with {approval_count} of {job.approvers} approvals",
+            f"gate {job.id} is {event.to} with {approval_count} of {job.required_approver_count} approvals",
             "SUCCEEDED exactly with the last one",
         )
-    expected_counts = (None, None) if event.to == core_job.SUCCEEDED else (approval_count, job.approvers)
+    expected_counts = (None, None) if event.to == core_job.SUCCEEDED else (approval_count, job.required_approver_count)
     if (metadata.approvals, metadata.needed) != expected_counts:
         verifier.flag(
             "MOD-G2",

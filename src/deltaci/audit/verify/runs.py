@@ -67,7 +67,10 @@ def _check_remembered_cancel(
 
 
 def check_planning(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:
-    """Report a planning without a deadline in the future, or a wrong cancel request during it."""
+    """Report a planning without a deadline in the future, or a wrong cancel request during it.
+
+    Report also a wait for a concurrency group that begins after the deadline, or that names no group.
+    """
     if event.from_ == core_run.CREATED:
         if metadata.plan_by is None or metadata.plan_by <= event.at:
             verifier.flag("ORC-R3", f"run {run.id} starts planning without a deadline in the future", "plan_by")

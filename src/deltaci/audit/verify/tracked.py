@@ -107,7 +107,7 @@ class TrackedJob(TrackedEntity):
     worker_id: str = ""
     next_run_at: datetime = EPOCH
     is_plain_gate: bool = True
-    approvers: int = 1
+    required_approver_count: int = 1
     excluded_approver: str | None = None
     approved_by: list[str] = field(default_factory=list)
 

@@ -101,8 +101,8 @@ def _check_failure_count(
     Failures of leases that the worker held at the same time count once. The event has the count only if it changed. At
     the maximum, the worker must be quarantined in the same transaction.
     """
-    id, count_before = metadata.attempt_id or "", worker.infra_failures
-    if is_infra_failure and id not in worker.already_counted_attempts:
+    attempt_id, count_before = metadata.attempt_id or "", worker.infra_failures
+    if is_infra_failure and attempt_id not in worker.already_counted_attempts:
         worker.infra_failures, worker.already_counted_attempts = (
             count_before + 1,
             {*worker.attempt_ids, *worker.ended_attempts},
@@ -112,7 +112,7 @@ def _check_failure_count(
         )
     elif is_infra_failure is False:
         worker.infra_failures = 0
-    worker.already_counted_attempts.discard(id)
+    worker.already_counted_attempts.discard(attempt_id)
     if metadata.infra_failures != (worker.infra_failures if worker.infra_failures != count_before else None):
         verifier.flag(
             "WST-KH4",
