@@ -55,21 +55,21 @@ def lease_first(job_name: str) -> CheckFunction:
             return failed(
                 f"expected a request for a lease; none came in {transcript.entries[-1].at:.1f} s ({exit_texts[0]})"
             )
-        if (not_started := _find_reason_not_started(transcript, job_name)) is not None:
-            return not_started
+        if (not_started_finding := _find_reason_not_started(transcript, job_name)) is not None:
+            return not_started_finding
         if not transcript.received("AckLease", job_name):
             return not_shown("it sent no AckLease (see PRO-C2), so its lease was never active")
-        first_marker = transcript.find("job", job_name)[0]
+        first_step_entry = transcript.find("job", job_name)[0]
         accepted_acks = transcript.answered("AckLease", "HeartbeatAck", job_name)
         if not accepted_acks:
-            return failed(f"its first step ran at {_time_of(first_marker)}, although AckLease was never accepted")
-        if first_marker.at < accepted_acks[0].at:
-            answered_at, started_at = _time_of(accepted_acks[0]), _time_of(first_marker)
+            return failed(f"its first step ran at {_time_of(first_step_entry)}, although AckLease was never accepted")
+        if first_step_entry.at < accepted_acks[0].at:
+            answered_at, started_at = _time_of(accepted_acks[0]), _time_of(first_step_entry)
             return failed(
                 f"expected no step before AckLease was answered at {answered_at}; the first ran at {started_at}"
             )
         return passed(
-            f"AckLease was accepted at {_time_of(accepted_acks[0])}, the first step ran at {_time_of(first_marker)}"
+            f"AckLease was accepted at {_time_of(accepted_acks[0])}, the first step ran at {_time_of(first_step_entry)}"
         )
 
     return check_lease_first
@@ -89,8 +89,8 @@ def acknowledged(transcript: Transcript) -> Finding:
 
 def heartbeats(transcript: Transcript) -> Finding:
     """Check PRO-C3: heartbeats come at the granted interval as long as the job runs."""
-    if (not_started := _find_reason_not_started(transcript, "life")) is not None:
-        return not_started
+    if (not_started_finding := _find_reason_not_started(transcript, "life")) is not None:
+        return not_started_finding
     first_at = (transcript.answered("AckLease", "HeartbeatAck", "life") or transcript.find("job", "life"))[0].at
     end_entries = [*transcript.process_exits("life"), *transcript.received("Complete", "life")]
     end_entries += transcript.find("answered", "life", "Complete")
@@ -142,8 +142,8 @@ def one_result(name: str) -> CheckFunction:
     def check_one_result(transcript: Transcript) -> Finding:
         completes = transcript.received("Complete", name)
         if not completes:
-            if (not_started := _find_reason_not_started(transcript, name)) is not None:
-                return not_started
+            if (not_started_finding := _find_reason_not_started(transcript, name)) is not None:
+                return not_started_finding
             if not transcript.process_exits(name):
                 return not_shown(f"job {name!r} never ended")
             return failed(
@@ -176,8 +176,8 @@ def one_result(name: str) -> CheckFunction:
 
 def canceled(transcript: Transcript) -> Finding:
     """Check PRO-C6: the runner stops all processes within the deadline, and only then sends CancelAck."""
-    if (not_started := _find_reason_not_started(transcript, "canceled")) is not None:
-        return not_started
+    if (not_started_finding := _find_reason_not_started(transcript, "canceled")) is not None:
+        return not_started_finding
     answers = transcript.answered("Heartbeat", "HeartbeatAck", "canceled")
     cancel_requests = [answer for answer in answers if answer.body.get("deadline")]
     if not cancel_requests:
@@ -200,8 +200,8 @@ def canceled(transcript: Transcript) -> Finding:
 
 def obeys_stale(transcript: Transcript) -> Finding:
     """Check PRO-C7: after the answer StaleLease the runner stops the job and sends nothing more for it."""
-    if (not_started := _find_reason_not_started(transcript, "stale")) is not None:
-        return not_started
+    if (not_started_finding := _find_reason_not_started(transcript, "stale")) is not None:
+        return not_started_finding
     answers = transcript.answered("Heartbeat", "StaleLease", "stale")
     if not answers:
         return not_shown("no heartbeat came that could be answered with StaleLease (see PRO-C3)")
@@ -226,10 +226,11 @@ def no_lease_no_work(transcript: Transcript) -> Finding:
     refusals = transcript.answered("AckLease", "StaleLease", "refused")
     if not refusals:
         return not_shown("it sent no AckLease that could be refused (see PRO-C2)")
-    markers = transcript.find("job", "refused")
-    if markers:
+    marker_entries = transcript.find("job", "refused")
+    if marker_entries:
         return failed(
-            f"AckLease was answered with StaleLease at {_time_of(refusals[0])}; the job ran at {_time_of(markers[0])}"
+            f"AckLease was answered with StaleLease at {_time_of(refusals[0])}; "
+            f"the job ran at {_time_of(marker_entries[0])}"
         )
     later_requests = [entry for entry in transcript.entries if entry.at > refusals[0].at and entry.type == "lease"]
     if not later_requests:
@@ -239,22 +240,23 @@ def no_lease_no_work(transcript: Transcript) -> Finding:
 
 def executes_once(transcript: Transcript) -> Finding:
     """Check PRO-H1: a lease that is delivered repeatedly is executed once."""
-    if (not_started := _find_reason_not_started(transcript, "doubled")) is not None:
-        return not_started
-    markers = transcript.find("job", "doubled")
-    if len(markers) > 1:
-        return failed(f"one lease was delivered more than once; its job ran at {' and '.join(map(_time_of, markers))}")
+    if (not_started_finding := _find_reason_not_started(transcript, "doubled")) is not None:
+        return not_started_finding
+    marker_entries = transcript.find("job", "doubled")
+    if len(marker_entries) > 1:
+        times_text = " and ".join(map(_time_of, marker_entries))
+        return failed(f"one lease was delivered more than once; its job ran at {times_text}")
     if len(transcript.find("granted", "doubled")) < 3:
         return not_shown("the runner did not ask again, so the lease could not be delivered again")
-    return passed(f"a lease that was delivered three times was worked on once, at {_time_of(markers[0])}")
+    return passed(f"a lease that was delivered three times was worked on once, at {_time_of(marker_entries[0])}")
 
 
 def no_late_result(job_name: str) -> CheckFunction:
     """Return a check of PRO-H2 for this job: no result is sent after the lease expired by the runner's clock."""
 
     def check_no_late_result(transcript: Transcript) -> Finding:
-        if (not_started := _find_reason_not_started(transcript, job_name)) is not None:
-            return not_started
+        if (not_started_finding := _find_reason_not_started(transcript, job_name)) is not None:
+            return not_started_finding
         renewals = transcript.answered("AckLease", "HeartbeatAck", job_name) + transcript.answered(
             "Heartbeat", "HeartbeatAck", job_name
         )

@@ -117,8 +117,8 @@ def decode(body: Any, expected_type: type[msgspec.Struct]) -> Any:
         raise CheckFailed(f"expected {expected_type.__name__}; the answer is not one: {error}") from None
 
 
-def expect(reply: Reply, status: int, code: str, subject: str = "the request") -> Reply:
+def expect(reply: Reply, status: int, code: str, request_name: str = "the request") -> Reply:
     """Return the reply. Raise `CheckFailed` if its status or code differs; an empty code matches any."""
     if reply.status != status or (code and reply.code != code):
-        raise CheckFailed(f"{subject}: expected {status} {code}".rstrip() + f", the answer was {reply}")
+        raise CheckFailed(f"{request_name}: expected {status} {code}".rstrip() + f", the answer was {reply}")
     return reply

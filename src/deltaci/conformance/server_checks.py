@@ -172,8 +172,8 @@ class ServerChecks:
             ),
             ("no JSON", b"{", 400, "bad_json"),
         ]
-        for subject, body, status, code in cases:
-            expect(runner.request("POST", "messages", body), status, code, subject)
+        for request_name, body, status, code in cases:
+            expect(runner.request("POST", "messages", body), status, code, request_name)
         return f"{len(cases)} invalid messages: 422 bad_message, or 400 bad_json"
 
     def too_large(self) -> str:
@@ -226,12 +226,12 @@ class ServerChecks:
     def ack_activates(self) -> str:
         """Check that AckLease renews the lease, and that repeating it is no error."""
         granted_lease = self._require_shared_lease()
-        for subject in ("AckLease", "AckLease again"):
+        for request_name in ("AckLease", "AckLease again"):
             answer = decode(
-                expect(granted_lease.send("AckLease"), 200, "HeartbeatAck", subject).body, wire.HeartbeatAck
+                expect(granted_lease.send("AckLease"), 200, "HeartbeatAck", request_name).body, wire.HeartbeatAck
             )
             if not answer.extend_lease or answer.cancel_requested:
-                raise CheckFailed(f"{subject}: expected extend_lease=true and no cancel, the answer was {answer}")
+                raise CheckFailed(f"{request_name}: expected extend_lease=true and no cancel, the answer was {answer}")
         return "AckLease, and the same again: 200 HeartbeatAck with extend_lease=true"
 
     def heartbeat_renews(self) -> str:
@@ -294,14 +294,14 @@ class ServerChecks:
     def log_offsets(self) -> str:
         """Check that repeated bytes of a log are stored once and that a gap is refused."""
         granted_lease = self._require_shared_lease()
-        for subject, sent_offset, chunk, expected_size in (
+        for request_name, sent_offset, chunk, expected_size in (
             ("the first part", 0, b"0123456789", 10),
             ("the same part again", 0, b"0123456789", 10),
             ("a part that overlaps", 5, b"56789abcde", 15),
         ):
-            reply = expect(granted_lease.log(sent_offset, chunk), 200, "", subject)
+            reply = expect(granted_lease.log(sent_offset, chunk), 200, "", request_name)
             if reply.body != {"size": expected_size}:
-                raise CheckFailed(f"{subject}: expected a size of {expected_size}, the answer was {reply.body}")
+                raise CheckFailed(f"{request_name}: expected a size of {expected_size}, the answer was {reply.body}")
         gap_reply = expect(granted_lease.log(20, b"x"), 409, "log_gap", "a part after a gap")
         expect(granted_lease.log("x", b"x"), 400, "bad_request", "an offset that is not a number")
         size_reply = expect(self._runner().request("GET", "log", Delta_Lease=granted_lease.granted.lease_id), 200, "")
@@ -318,10 +318,12 @@ class ServerChecks:
         """Check that the first result is final: an equal repeat is accepted, a different result is refused."""
         granted_lease = self._require_shared_lease()
         self._shared_lease = None
-        for subject in ("Complete", "the same again"):
-            answer = decode(expect(granted_lease.send("Complete"), 200, "CompleteAck", subject).body, wire.CompleteAck)
+        for request_name in ("Complete", "the same again"):
+            answer = decode(
+                expect(granted_lease.send("Complete"), 200, "CompleteAck", request_name).body, wire.CompleteAck
+            )
             if not answer.accepted:
-                raise CheckFailed(f"{subject}: expected accepted=true, the answer was {answer.reason!r}")
+                raise CheckFailed(f"{request_name}: expected accepted=true, the answer was {answer.reason!r}")
         self._completed_lease = granted_lease
         second_reply = granted_lease.send("Complete", status="FAILED", exit_code=1)
         if second_reply.status == 200 and second_reply.body.get("accepted"):
