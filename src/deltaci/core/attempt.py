@@ -306,9 +306,11 @@ def _publish(attempt: Attempt, _command: Publish, at: int) -> Transition:
 
 
 def _grant(attempt: Attempt, command: Grant, at: int) -> Transition:
-    due_at = max(attempt.run_at, attempt.fence_until)
-    if at < due_at:
-        raise Refused("not_due", f"attempt {attempt.id} may be claimed in {(due_at - at) / SECOND:.3f} s; wait for it")
+    claimable_at = max(attempt.run_at, attempt.fence_until)
+    if at < claimable_at:
+        raise Refused(
+            "not_due", f"attempt {attempt.id} may be claimed in {(claimable_at - at) / SECOND:.3f} s; wait for it"
+        )
     if attempt.state == STALE and attempt.is_lost_too_often:
         raise Refused(
             "not_eligible",

@@ -286,11 +286,11 @@ class Machine(Generic[S]):
             transition = entry.handler(draft, command, at)
             if transition is None:
                 continue
-            state, changes, metadata = transition
-            target = entry.targets.get(state)
+            new_state, changes, metadata = transition
+            target = entry.targets.get(new_state)
             if target is None:
                 raise InvariantBroken(
-                    f"{self.name}: {current_type.__name__} in {draft.state} led to {state}, outside its targets"
+                    f"{self.name}: {current_type.__name__} in {draft.state} led to {new_state}, outside its targets"
                 )
             if current_type is not command_type:
                 # Nobody sent this step: it follows from the command.
@@ -305,7 +305,7 @@ class Machine(Generic[S]):
                     draft.id,
                     draft.run_id,
                     draft.state or None,
-                    state,
+                    new_state,
                     target[0],
                     command.actor,
                     target[1],
@@ -317,7 +317,7 @@ class Machine(Generic[S]):
             # Copy once per command: no caller has seen the copy yet, so that its fields may be overwritten.
             if draft is record:
                 draft = copy(record)
-            put(draft, "state", state)
+            put(draft, "state", new_state)
             put(draft, "rev", rev)
             put(draft, "updated_at", at)
             for name, value in changes.items():

@@ -156,13 +156,20 @@ def restrict(specs: Sequence[JobSpec], names: Collection[str]) -> tuple[JobSpec,
     """Return the jobs with these names. A dependency on an omitted job is replaced by the dependencies of that job."""
     needs_by_name = {spec.name: spec.needs for spec in specs}
     predecessors_by_name = {spec.name: prerequisites(spec) for spec in specs}
-    remaining_needs, remaining_predecessors = _contract(needs_by_name, names), _contract(predecessors_by_name, names)
+    needs_by_remaining_name, predecessors_by_remaining_name = (
+        _contract(needs_by_name, names),
+        _contract(predecessors_by_name, names),
+    )
     return tuple(
         msgspec.structs.replace(
             spec,
-            needs=remaining_needs[spec.name],
+            needs=needs_by_remaining_name[spec.name],
             # A job that is reached only through `after` of an omitted job need not succeed.
-            after=tuple(name for name in remaining_predecessors[spec.name] if name not in remaining_needs[spec.name]),
+            after=tuple(
+                name
+                for name in predecessors_by_remaining_name[spec.name]
+                if name not in needs_by_remaining_name[spec.name]
+            ),
         )
         for spec in specs
         if spec.name in names

@@ -278,7 +278,12 @@ def _plan_ready(run: Run, command: PlanReady, at: int) -> Transition:
         "timeout_seconds": command.timeout_seconds,
         "optional_wait_seconds": command.optional_wait_seconds,
     }
-    changes = {"plan_hash": command.plan_hash, **{name: value for name, value in settings.items() if value is not None}}
+    changes = {
+        "plan_hash": command.plan_hash,
+        **{
+            setting_name: setting_value for setting_name, setting_value in settings.items() if setting_value is not None
+        },
+    }
     return QUEUED, changes, {"jobs": command.jobs, **changes}
 
 

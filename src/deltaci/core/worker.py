@@ -177,10 +177,10 @@ def _update_capabilities(worker: Worker, command: UpdateCapabilities, _at: int) 
     if command.tenant != worker.tenant:
         raise Refused("not_found", f"there is no worker {worker.id!r}; check the id")
     labels = worker.labels if command.labels is None else command.labels
-    offered = worker.max_concurrent_tasks if command.slots is None else command.slots
-    _check_slots(worker, offered)
+    offered_slots = worker.max_concurrent_tasks if command.slots is None else command.slots
+    _check_slots(worker, offered_slots)
     # It keeps its live leases: until they end, it has at least as many slots as tasks.
-    slots = max(offered, len(worker.tasks))
+    slots = max(offered_slots, len(worker.tasks))
     changes: dict[str, Any] = {"labels": labels, "max_concurrent_tasks": slots}
     if command.token_at:
         if command.token_at <= worker.token_at:
