@@ -388,7 +388,10 @@ class Worker:
                 task.fence()
 
     async def _drain(self) -> None:
-        """Wait up to `drain_seconds` for running tasks, then stop the others and hand their jobs back."""
+        """Wait up to `drain_seconds` for running tasks, then stop the others and hand their jobs back.
+
+        The job of a task that does not stop within `STOP_SECONDS` is not handed back: its lease expires.
+        """
         deadline = time.monotonic() + self._drain_seconds
         while self._tasks and time.monotonic() < deadline:
             self._has_capacity.clear()
