@@ -130,7 +130,7 @@ def _repository_path(text: str) -> str:
 
 
 def _number(text: str) -> int:
-    """Return the number, at most `MAX_LINE_NUMBER`, or 0 if the text is not one."""
+    """Return the number, or `MAX_LINE_NUMBER` if it is greater. Return 0 for a text that is not 1 to 8 digits."""
     text = text.strip()
     if not (text.isascii() and text.isdecimal()) or len(text) > 8:
         return 0
