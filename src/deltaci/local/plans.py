@@ -74,13 +74,13 @@ def plan_folder(tree: WorkingTree, request: PlanRequest) -> LocalPlans:
     change = local_change(tree, snapshot, request, base)
     source = Source(url=str(tree.git_dir), commit=snapshot.commit, ref=tree.snapshot_ref())
     files = _with_jobs(_read_pipelines(tree, snapshot.commit, request.files), request.jobs)
-    comparison = (
+    comparison_text = (
         f"{len(diff.changed)} changed since {base_name}"
         if diff.changed is not None
         else f"every path counts as changed: {base_name}"
     )
     pipelines = [_plan_pipeline(file, change, diff, source, request) for file in files]
-    return LocalPlans(change=change, snapshot=snapshot, comparison=comparison, pipelines=pipelines)
+    return LocalPlans(change=change, snapshot=snapshot, comparison=comparison_text, pipelines=pipelines)
 
 
 def local_change(tree: WorkingTree, snapshot: Snapshot, request: PlanRequest, base: str) -> Change:
