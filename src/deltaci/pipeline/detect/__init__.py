@@ -86,8 +86,8 @@ def propose(paths: Iterable[str], texts: Mapping[str, str | None]) -> Proposal:
     ]
     unclear += detected_projects.unclear
     unclear += [f"{path} cannot be parsed and is ignored" for path in sorted(tree.unreadable)]
-    jobs = {proposed_job.id: proposed_job.job for proposed_job in proposed_jobs if proposed_job.is_included}
-    pipeline = model.Pipeline(name=PIPELINE_NAME, jobs=jobs) if jobs else None
+    included_jobs = {proposed_job.id: proposed_job.job for proposed_job in proposed_jobs if proposed_job.is_included}
+    pipeline = model.Pipeline(name=PIPELINE_NAME, jobs=included_jobs) if included_jobs else None
     return Proposal(proposed_jobs=tuple(proposed_jobs), unclear=tuple(map(_printable, unclear)), pipeline=pipeline)
 
 
@@ -178,5 +178,5 @@ def _with_folder(project: Project, message: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return a text as one line of printable ASCII, which is safe in a YAML comment."""
+    """Return a text as one line of at most 400 printable ASCII characters, which is safe in a YAML comment."""
     return "".join(char if " " <= char <= "~" else "?" for char in text)[:400]

@@ -153,7 +153,10 @@ def _convert_expression(
 def _evaluate_combinations(
     template: Template, combinations: Combinations | None, unknown_axes: frozenset[str]
 ) -> list[Value] | None:
-    """Return the value of a template for each combination of the matrix, or None if one is not known yet."""
+    """Return the value of a template for each combination of the matrix.
+
+    Return None if there are no combinations, or if a value is not known yet or cannot be computed.
+    """
     results: list[Value] = []
     for reference in (reference for expression in template.expressions for reference in context_references(expression)):
         axis = (reference.keys or (ANY_KEY,))[0]

@@ -35,7 +35,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, order=True):
     is_warning: bool = False
 
     def __str__(self) -> str:
-        """Return `FILE:LINE:COLUMN: FOUND; EXPECTED; did you mean 'NEAREST'?`."""
+        """Return `FILE:LINE:COLUMN: FOUND; EXPECTED; did you mean 'NEAREST'?`, without the parts that are empty.
+
+        A warning has `warning: ` before FOUND.
+        """
         prefix = "warning: " if self.is_warning else ""
         parts = [f"{prefix}{self.found}", self.expected, f"did you mean '{self.nearest}'?" if self.nearest else ""]
         return f"{self.file}:{self.line}:{self.column}: " + "; ".join(part for part in parts if part)

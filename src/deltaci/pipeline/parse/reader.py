@@ -189,7 +189,7 @@ class _Reader:
     def _read_text(self, node: Node, option: Option, allowed: list[Option], path: Path) -> Any:
         text_type, extra = option.type, option.extra
         text = node.value if node.kind == TEXT else node.raw.lower()  # `if: true` is a condition, too.
-        allows_scalar = (
+        allows_any_scalar = (
             any(isinstance(allowed_option.type, inspect.IntType) for allowed_option in allowed)
             and not text_type.pattern
         )
@@ -216,7 +216,7 @@ class _Reader:
             self.expressions.append(
                 SourceExpression(path=path, text=text, position=node.position, is_condition=is_condition)
             )
-        if allows_scalar and node.is_plain and text.lower() in BOOLEAN_WORDS:
+        if allows_any_scalar and node.is_plain and text.lower() in BOOLEAN_WORDS:
             message = f"'{text}' is a text here, but a boolean, {BOOLEAN_WORDS[text.lower()]}, for YAML 1.1 readers"
             hint = f"put it in quotes, or write {BOOLEAN_WORDS[text.lower()]}"
             self.problems.add(node.position, message, hint, is_warning=True)

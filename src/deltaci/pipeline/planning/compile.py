@@ -197,8 +197,10 @@ class _Compiler:
             (self._step_count, MAX_STEPS, "steps"),
         ):
             if count > limit:
-                expected = f"expected at most {limit:,}: split it into several files"
-                self._interpolator.report(("jobs", job_id), f"more than {limit:,} {noun} with all matrices", expected)
+                expected_text = f"expected at most {limit:,}: split it into several files"
+                self._interpolator.report(
+                    ("jobs", job_id), f"more than {limit:,} {noun} with all matrices", expected_text
+                )
         return (
             self._step_count <= MAX_STEPS
             and planned_count + new_count <= MAX_JOBS
@@ -335,16 +337,20 @@ class _Compiler:
             encoded_work, work_size = job_specs.validate_spec(work)
             self._byte_count += work_size
             if max(work_size - MAX_WORK_BYTES, self._byte_count - MAX_PLAN_BYTES) > 0:
-                expected = f"expected at most {MAX_WORK_BYTES:,} for a job and {MAX_PLAN_BYTES:,} for all: use scripts"
-                interpolator.report(path, f"{work_size:,} bytes of steps in the job {quote(str(path[-1]))}", expected)
+                expected_text = (
+                    f"expected at most {MAX_WORK_BYTES:,} for a job and {MAX_PLAN_BYTES:,} for all: use scripts"
+                )
+                interpolator.report(
+                    path, f"{work_size:,} bytes of steps in the job {quote(str(path[-1]))}", expected_text
+                )
         except msgspec.ValidationError as error:
             interpolator.report(path, f"the job {quote(str(path[-1]))}, which violates the runner protocol", str(error))
         concurrency_group, cancels_in_progress = self._evaluate_group(
             job.concurrency, (*path, "concurrency"), job_contexts
         )
         if cancels_in_progress:
-            expected = "expected it at the top of the file: only whole runs are cancelled"
-            interpolator.report((*path, "concurrency"), "'cancel-in-progress' of a job", expected, is_warning=True)
+            expected_text = "expected it at the top of the file: only whole runs are cancelled"
+            interpolator.report((*path, "concurrency"), "'cancel-in-progress' of a job", expected_text, is_warning=True)
         if job.retry is not None:
             shared_fields |= {
                 "max_attempts": job.retry.max_attempts,

@@ -228,11 +228,13 @@ class _Matrix:
         for entry_index, entry in enumerate(self._exclude):
             indices = matcher.matching_indices(entry)
             excluded_indices.append(indices)
-            for axis, value in entry.items():
-                if not indices[axis]:
-                    value_list = ", ".join(map(_describe_typed, self._axes[axis][:5]))
-                    message = f"{_describe_typed(value)} is not a value of {axis} ({value_list}), so it has no effect"
-                    self.notes.append(MatrixProblem(("matrix", "exclude", entry_index, axis), message))
+            for axis_name, value in entry.items():
+                if not indices[axis_name]:
+                    value_list = ", ".join(map(_describe_typed, self._axes[axis_name][:5]))
+                    message = (
+                        f"{_describe_typed(value)} is not a value of {axis_name} ({value_list}), so it has no effect"
+                    )
+                    self.notes.append(MatrixProblem(("matrix", "exclude", entry_index, axis_name), message))
         return [
             combination
             for combination in matcher.all()

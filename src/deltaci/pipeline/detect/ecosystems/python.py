@@ -233,16 +233,16 @@ def _make_draft(project: PythonProject) -> JobDraft:
 def _pytest_draft(project: PythonProject, installation: Installation) -> JobDraft:
     confidence: Confidence = SURE
     uncertainty = ""
-    backend = _compiler_backend(project)
-    if backend == "mesonpy":
+    compiler_backend = _compiler_backend(project)
+    if compiler_backend == "mesonpy":
         confidence, uncertainty = UNSURE, "meson-python builds it in place, and the build requirements are a guess"
-    elif backend and not installation.is_declared and not installation.is_locked:
+    elif compiler_backend and not installation.is_declared and not installation.is_locked:
         confidence, uncertainty = (
             UNSURE,
-            f"{backend} builds it, and the requirements of the build and the tests are not declared",
+            f"{compiler_backend} builds it, and the requirements of the build and the tests are not declared",
         )
-    elif backend:
-        confidence, uncertainty = LIKELY, f"{backend} builds it, which may need a compiler and libraries"
+    elif compiler_backend:
+        confidence, uncertainty = LIKELY, f"{compiler_backend} builds it, which may need a compiler and libraries"
     elif not installation.is_declared and not installation.is_locked:
         confidence, uncertainty = LIKELY, "no requirements of the tests are declared besides pytest"
     elif not project.test_paths:
@@ -269,11 +269,11 @@ def _pytest_draft(project: PythonProject, installation: Installation) -> JobDraf
 def _installs_pytest(project: PythonProject) -> bool:
     """Return whether the declared dependencies include pytest."""
     groups = [*get_table(project.pyproject, "dependency-groups").values(), *package_extras(project).values()]
-    requirements_text = " ".join(
+    declared_requirements = " ".join(
         requirement for group_requirements in groups for requirement in string_list(group_requirements)
     )
     requirements_file = project.folder.find_file(*REQUIREMENTS)
-    return "pytest" in requirements_text or bool(
+    return "pytest" in declared_requirements or bool(
         requirements_file and re.search(r"(?m)^pytest\b", project.folder.text(requirements_file))
     )
 
@@ -376,7 +376,7 @@ def _printable_backend(text: str) -> str:
 def _build_drafts(project: PythonProject) -> tuple[JobDraft, ...]:
     if not project.is_package or get_nested(project.pyproject, "tool", "poetry", "package-mode") is False:
         return ()
-    backend, folder = _compiler_backend(project), project.folder
+    compiler_backend, folder = _compiler_backend(project), project.folder
     is_declared = "build-system" in project.pyproject and (
         "project" in project.pyproject
         or get_table(project.pyproject, "tool", "poetry")
@@ -384,10 +384,10 @@ def _build_drafts(project: PythonProject) -> tuple[JobDraft, ...]:
     )
     if not is_declared and not project.setup_py:
         return ()
-    is_sure = bool(is_declared) and not backend
+    is_sure = bool(is_declared) and not compiler_backend
     uncertainty = (
-        f"{backend} builds it, which may need a compiler and libraries"
-        if backend
+        f"{compiler_backend} builds it, which may need a compiler and libraries"
+        if compiler_backend
         else "only setup.py describes the build"
     )
     return (
