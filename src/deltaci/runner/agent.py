@@ -97,7 +97,7 @@ class Agent:
         self._cell_pool: CellPool | None = None
         self._keeper: KeeperConnection | None = None
         self._renew_lock = asyncio.Lock()
-        self._leave_task: asyncio.Task[None] | None = None
+        self._sign_off_task: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
         """Request no more work and run until all current jobs have ended. Called again: hand the jobs back at once."""
@@ -107,7 +107,7 @@ class Agent:
         if self._job_runners:
             LOGGER.info("leaving after %d running jobs; stop again to hand them back", len(self._job_runners))
         self._is_stopping.set()
-        self._leave_task = asyncio.create_task(self._leave())
+        self._sign_off_task = asyncio.create_task(self._sign_off())
         self._has_free_slot.set()
         self._is_keeper_ready.set()
         if self._dispatches is not None:
@@ -119,7 +119,7 @@ class Agent:
         for job_runner in self._job_runners.values():
             job_runner.hand_back()
 
-    async def _leave(self) -> None:
+    async def _sign_off(self) -> None:
         """Tell the server that this runner leaves. If that fails, the server notices when the heartbeats stop."""
         with suppress(Unreachable, Refused):
             await asyncio.to_thread(self._client.leave, self._registration.runner_id)
@@ -154,17 +154,17 @@ class Agent:
                 await self._stop_jobs()
                 raise KeeperDied("the lease keeper ended; the jobs of this runner were stopped")
             await lease_task
-            await (self._leave_task or self._leave())
+            await (self._sign_off_task or self._sign_off())
         finally:
             self._lease_client.abort()  # A thread that still waits for work could be granted a lease.
-            leave_tasks = [self._leave_task] if self._leave_task is not None else []
+            sign_off_tasks = [self._sign_off_task] if self._sign_off_task is not None else []
             unfinished = (
                 keeper_task,
                 renew_task,
                 control_task,
                 *background_tasks,
                 lease_task,
-                *leave_tasks,
+                *sign_off_tasks,
                 *self._job_tasks,
             )
             for job_task in unfinished:
@@ -244,7 +244,7 @@ class Agent:
             self._control_channel.runner_id = new_registration.runner_id
         is_new, self._registration = new_registration.runner_id != self._registration.runner_id, new_registration
         if is_new and self._is_stopping.is_set():
-            self._leave_task = asyncio.create_task(self._leave())  # The new incarnation must be signed off, too.
+            self._sign_off_task = asyncio.create_task(self._sign_off())  # The new incarnation must be signed off, too.
         self._client.token = self._lease_client.token = self._control_client.token = new_registration.credential
         self._send_to_keeper(NewToken(token=new_registration.credential))
         self._renew_at = self._runtime.clock() + new_registration.expires_in_seconds / 2

@@ -255,7 +255,10 @@ class JobRunner:
         return self._granted_at + self._granted.max_runtime_seconds - self._clock()
 
     def _update_keeper(self, progress: Progress | None, log: LogStream) -> None:
-        """Let the keeper send heartbeats for the lease with this progress, and kill the cell if the lease is lost."""
+        """Let the keeper send heartbeats for the lease, and kill the cell if the lease is lost.
+
+        The heartbeats have this progress, None before the first step, and how many bytes of the log were sent.
+        """
         assert self._cell is not None
         self._progress = progress
         granted = self._granted

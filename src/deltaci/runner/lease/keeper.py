@@ -130,20 +130,20 @@ class RenewalFifo:
     """The writing end of a FIFO whose reader is the supervisor, or the runner before it has started one."""
 
     def __init__(self, path: str) -> None:
-        self._file = -1
+        self._descriptor = -1
         with suppress(OSError):  # Without a reader, there is no job.
-            self._file = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def write(self, deadline: float) -> None:
         """Write the deadline. If the FIFO is full or has no reader, nothing is written."""
         with suppress(OSError):
-            os.write(self._file, int(deadline * 1e9).to_bytes(RENEWAL_BYTES, "little"))
+            os.write(self._descriptor, int(deadline * 1e9).to_bytes(RENEWAL_BYTES, "little"))
 
     def close(self) -> None:
         """Close the FIFO."""
         with suppress(OSError):
-            os.close(self._file)
-        self._file = -1
+            os.close(self._descriptor)
+        self._descriptor = -1
 
 
 class _LeaseState:

@@ -42,7 +42,7 @@ class LogStream:
         self._lease_id = lease_id
         self.path = path
         # One thread appends and another reads: O_APPEND and pread do not use the shared file position.
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._is_open = True
         self._file_lock = threading.Lock()
         self._size = 0
@@ -70,7 +70,7 @@ class LogStream:
             chunk, self._dropped_tail = chunk[:fitting_bytes] + FULL, chunk[fitting_bytes:][-TAIL_BYTES:]
         try:
             while chunk:
-                written_bytes = os.write(self._file, chunk)
+                written_bytes = os.write(self._descriptor, chunk)
                 self._size += written_bytes
                 chunk = chunk[written_bytes:]
         except OSError as error:
@@ -89,7 +89,7 @@ class LogStream:
     def _read(self, offset: int, limit: int) -> bytes:
         """Return at most `limit` bytes of the file from `offset` on; no bytes after `close`."""
         with self._file_lock:  # The number of a closed descriptor may belong to another file.
-            return os.pread(self._file, limit, offset) if self._is_open else b""
+            return os.pread(self._descriptor, limit, offset) if self._is_open else b""
 
     async def send(self) -> None:
         """Send the log while it grows. Return when all of it is sent after `finish`, or when the server refuses it."""
@@ -151,4 +151,4 @@ class LogStream:
         """Close the file. The file itself is not removed."""
         with self._file_lock:
             self._is_open = False
-            os.close(self._file)
+            os.close(self._descriptor)

@@ -252,11 +252,13 @@ def _try_write(write_setting: Callable[[Path], None], path: Path) -> bool:
 
 
 def _write_value(path: Path, value: int | str) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # Without O_CREAT: a missing file means an unsupported limit.
+    descriptor = os.open(
+        path, os.O_WRONLY | os.O_CLOEXEC
+    )  # Without O_CREAT: a missing file means an unsupported limit.
     try:
-        os.write(file, str(value).encode())
+        os.write(descriptor, str(value).encode())
     finally:
-        os.close(file)
+        os.close(descriptor)
 
 
 def _visible_path(mount_point: str, root: str, runner_group: str) -> Path:

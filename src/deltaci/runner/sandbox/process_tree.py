@@ -201,15 +201,15 @@ def _write_cgroup_file(cgroup: str, name: str, text: str) -> bool:
         return False
     try:
         # Without O_CREAT: a removed cgroup must stay removed.
-        file = os.open(f"{cgroup}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        descriptor = os.open(f"{cgroup}/{name}", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        return os.write(file, text.encode()) > 0
+        return os.write(descriptor, text.encode()) > 0
     except OSError:
         return False
     finally:
-        os.close(file)
+        os.close(descriptor)
 
 
 def _open_pidfd(process: ProcessEntry) -> int | None:

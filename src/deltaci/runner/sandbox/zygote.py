@@ -40,13 +40,13 @@ class Guard(Protocol):
 class ForkedGuard:
     """A guard that the zygote forked."""
 
-    def __init__(self, pid: int, end_future: asyncio.Future[int]) -> None:
+    def __init__(self, pid: int, exit_future: asyncio.Future[int]) -> None:
         self.pid = pid
-        self._end_future = end_future
+        self._exit_future = exit_future
 
     async def wait(self) -> int:
         """Return its exit code once it has ended."""
-        return await asyncio.shield(self._end_future)
+        return await asyncio.shield(self._exit_future)
 
     async def startup_error(self) -> str:
         """Return an empty string: it sends errors over the cell's own socket."""
@@ -63,7 +63,7 @@ class Zygote:
         self._start_lock = asyncio.Lock()
         self._ready_future: asyncio.Future[None] | None = None
         self._fork_futures: dict[str, asyncio.Future[int]] = {}
-        self._end_futures: dict[str, asyncio.Future[int]] = {}
+        self._guard_exit_futures: dict[str, asyncio.Future[int]] = {}
 
     async def fork_supervisor(
         self, marker: str, procs_files: Sequence[str], supervisor_socket: socket.socket
@@ -74,15 +74,15 @@ class Zygote:
         assert self._socket is not None
         loop = asyncio.get_running_loop()
         fork_future = self._fork_futures[marker] = loop.create_future()
-        end_future = self._end_futures[marker] = loop.create_future()
+        guard_exit_future = self._guard_exit_futures[marker] = loop.create_future()
         try:
             order = encode_order(marker, *procs_files)
             if socket.send_fds(self._socket, [order], [supervisor_socket.fileno()]) < len(order):
                 raise OSError("its queue of orders is full")
             async with asyncio.timeout(START_SECONDS):
-                return ForkedGuard(await fork_future, end_future)
+                return ForkedGuard(await fork_future, guard_exit_future)
         except (OSError, TimeoutError) as error:
-            self._end_futures.pop(marker, None)
+            self._guard_exit_futures.pop(marker, None)
             raise CellFailed(f"the zygote does not answer: {str(error) or 'timeout'}") from error
         finally:
             self._fork_futures.pop(marker, None)
@@ -140,9 +140,9 @@ class Zygote:
             for fork_future in self._fork_futures.values():
                 if not fork_future.done():
                     fork_future.set_exception(CellFailed("the zygote ended"))
-            for end_future in self._end_futures.values():
-                end_future.set_result(UNKNOWN_EXIT)
-            self._end_futures.clear()
+            for guard_exit_future in self._guard_exit_futures.values():
+                guard_exit_future.set_result(UNKNOWN_EXIT)
+            self._guard_exit_futures.clear()
 
     def _on_reply(self, reply: str, ready_future: asyncio.Future[None]) -> None:
         verb, _, reply_arguments = reply.partition(" ")
@@ -150,8 +150,8 @@ class Zygote:
         if verb == "ready":
             ready_future.set_result(None)
         elif verb == "ended":
-            if (end_future := self._end_futures.pop(marker, None)) is not None:
-                end_future.set_result(int(details))
+            if (guard_exit_future := self._guard_exit_futures.pop(marker, None)) is not None:
+                guard_exit_future.set_result(int(details))
         elif (fork_future := self._fork_futures.get(marker)) is not None and not fork_future.done():
             if verb == "forked":
                 fork_future.set_result(int(details))

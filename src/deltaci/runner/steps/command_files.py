@@ -84,19 +84,19 @@ class CommandFiles:
                 open_folder(self._layout.root) as root_fd,
                 open_parent(root_fd, relative_path) as (parent_fd, file_name),
             ):
-                file = os.open(file_name, _READ_FLAGS, dir_fd=parent_fd)
+                descriptor = os.open(file_name, _READ_FLAGS, dir_fd=parent_fd)
         except FileNotFoundError:
             return ""  # The job removed the file: the same as an empty one.
         except OSError as error:
             raise _invalid(f"the file for {name} cannot be read: {error.strerror}; append to it") from None
         try:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise _invalid(f"the file for {name} is no longer a regular file; append to it instead of replacing it")
             content = b""
-            while len(content) <= MAX_FILE_BYTES and (chunk := os.read(file, MAX_FILE_BYTES + 1 - len(content))):
+            while len(content) <= MAX_FILE_BYTES and (chunk := os.read(descriptor, MAX_FILE_BYTES + 1 - len(content))):
                 content += chunk
         finally:
-            os.close(file)
+            os.close(descriptor)
         if len(content) > MAX_FILE_BYTES and name != "summary":
             raise _invalid(f"the file for {name} has more than {MAX_FILE_BYTES} bytes; write less")
         try:

@@ -180,15 +180,15 @@ class StepSequence:
                 self._failure = JobResult(exit=step_exit, steps=[], error_code=code, summary=summary)
         return True
 
-    def _refused_result(self, reason: str, refused: Refused) -> JobResult:
+    def _refused_result(self, summary: str, refused: Refused) -> JobResult:
         """Return the result of a job whose variables cannot be evaluated, and log the reason."""
-        self._log.write_line(reason)
+        self._log.write_line(summary)
         error_code = error_code_of(refused)
         return JobResult(
             exit=Exit(None, None, 0.0),
             steps=self._results,
             error_code=error_code,
-            summary=self._log.masked_line(reason),
+            summary=self._log.masked_line(summary),
         )
 
     async def _restore_caches(self, step: Step) -> None:

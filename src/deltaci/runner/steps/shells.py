@@ -33,6 +33,7 @@ def shell_command(shell: str, script: str, layout: Layout, index: int) -> ShellC
     """Return the command that runs a script in a shell.
 
     The script is written to a file if the shell takes a file, or if it is too large for an argument.
+    Raise `Refused` if the shell is neither in `SHELLS` nor a command with `{0}` for the script.
     """
     shell_name = shell.strip()
     if not shell_name:

@@ -152,7 +152,10 @@ class _BoundedReader:
         return self._position
 
     def seek(self, position: int) -> int:
-        """Skip forwards to this position and return it. Raise `Refused` if it is further back."""
+        """Skip forwards to this position, or to the end of the stream if that comes first; return the new position.
+
+        Raise `Refused` if the position was passed before.
+        """
         if position < self._position:
             raise Refused("unreadable", "the archive is not in order")
         while self._position < position and self.read(min(_CHUNK_BYTES, position - self._position)):

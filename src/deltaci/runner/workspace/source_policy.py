@@ -23,7 +23,10 @@ _SCP_URL: Final = re.compile(r"(?:[A-Za-z0-9_.][A-Za-z0-9_.-]*@)?[A-Za-z0-9_.][A
 
 
 def allowed_protocols() -> tuple[str, ...]:
-    """Return the protocols that git may use on this runner: those in the environment variable, or the defaults."""
+    """Return the protocols that git may use on this runner: `PROTOCOLS`, or those in the environment variable.
+
+    Names in the variable that are not in `KNOWN_PROTOCOLS` are ignored.
+    """
     setting = os.environ.get(PROTOCOLS_VARIABLE)
     if setting is None:
         return PROTOCOLS

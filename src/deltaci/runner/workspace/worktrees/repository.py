@@ -96,7 +96,10 @@ class StreamRepository:
 
 
 def _hard_link(path: Path, target: Path) -> None:
-    """Make a hard link to a file, or a copy if the file system does not allow a link."""
+    """Make `target` a hard link to the file `path`, or a copy if the file system does not allow a link.
+
+    Do nothing if `target` exists.
+    """
     try:
         os.link(path, target)
     except FileExistsError:
