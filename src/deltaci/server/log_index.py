@@ -65,12 +65,12 @@ class LogIndex:
         if not self._nonce and not self.newlines and not self._is_line_too_long:
             self._nonce = log_nonce(pending_text) or ""
         nonce_bytes = self._nonce.encode()
-        nonce_position = pending_text.find(nonce_bytes) if nonce_bytes else -1
+        next_nonce_offset = pending_text.find(nonce_bytes) if nonce_bytes else -1
         counted_end, line_number = 0, self.newlines + 1
-        while nonce_position >= 0:
+        while next_nonce_offset >= 0:
             marker_start, marker_end = (
-                pending_text.rfind(b"\n", 0, nonce_position) + 1,
-                pending_text.find(b"\n", nonce_position),
+                pending_text.rfind(b"\n", 0, next_nonce_offset) + 1,
+                pending_text.find(b"\n", next_nonce_offset),
             )
             if marker_end < 0:
                 break
@@ -82,7 +82,7 @@ class LogIndex:
                 )
                 if marker is not None:
                     self._apply_marker(marker, line_number)
-            nonce_position = pending_text.find(nonce_bytes, marker_end)
+            next_nonce_offset = pending_text.find(nonce_bytes, marker_end)
         line_start = pending_text.rfind(b"\n") + 1
         self._unfinished_line = pending_text[line_start:] if line_start else pending_text
         was_too_long = self._is_line_too_long and not line_start

@@ -70,7 +70,7 @@ class SecretScope(msgspec.Struct, frozen=True, order=True):
                 raise Refused("bad_request", f"the pattern {self.branch[:80]!r}: {bad}") from None
 
     def matches_branch(self, branch: str) -> bool:
-        """Return whether the scope covers a job on this branch. An empty branch matches only project-wide scopes."""
+        """Return whether the scope covers a job on this branch. An empty branch is in no scope with a branch."""
         return not self.branch or (bool(branch) and branch_filter([self.branch]).matches(branch))
 
     def rank(self) -> tuple[int, int, str]:

@@ -86,11 +86,11 @@ class WebhookApp:
             status, response = await self._respond(request)
         except Exception as error:
             quoted_path = plain_line(request.path, MAX_QUOTED_CHARS)
-            refusal = http_error(error, f"delivery to {quoted_path}", ["POST"])
-            status = 500 if refusal.code == "internal" else status_of(refusal.code)
-            response = _refused_response(refusal.code, refusal.message)
-            headers = refusal.raw_headers()
-            if refusal.code == "too_large":  # The rest of the body is not read.
+            reported_error = http_error(error, f"delivery to {quoted_path}", ["POST"])
+            status = 500 if reported_error.code == "internal" else status_of(reported_error.code)
+            response = _refused_response(reported_error.code, reported_error.message)
+            headers = reported_error.raw_headers()
+            if reported_error.code == "too_large":  # The rest of the body is not read.
                 headers.append((b"connection", b"close"))
         await _send_response(send, status, response, headers)
 

@@ -111,7 +111,10 @@ async def new_manual_run(call: Call, params: RunInput, record: Run) -> Run:
 
 
 async def _manual_change(call: Call, project: Project, params: RunInput) -> Change:
-    """Return the change of a manual run: at the given commit, else at the present commit of the branch or tag."""
+    """Return the change of a manual run: at the given commit, else at the present commit of the branch or tag.
+
+    Without a branch or tag, the default branch is meant. Raise `Refused` if there is no such branch or tag.
+    """
     branch = params.branch.removeprefix(HEADS)
     commit, tag, default_branch = params.commit, "", project.default_branch
     if commit and not is_commit(commit):

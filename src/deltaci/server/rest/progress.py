@@ -92,7 +92,10 @@ def report(last_attempts: Sequence[Attempt]) -> Mapping[str, Any]:
 
 
 def rule_results(last_attempts: Sequence[Attempt]) -> list[RuleResult]:
-    """Return the results of the validation rules in the runner's report of the only attempt in the list."""
+    """Return the results of the validation rules in the runner's report of the only attempt in the list.
+
+    Return an empty list if there is no attempt or no such report.
+    """
     return msgspec.convert(report(last_attempts).get("verdicts") or [], list[RuleResult])
 
 

@@ -111,9 +111,9 @@ class RunnerApp:
         except StaleLease as refused:
             response = stale_lease(request.lease_id(), refused)
         except EXPECTED_ERRORS as error:
-            refusal = http_error(error, "", _methods(request.path))
-            status, headers = status_of(refusal.code), refusal.raw_headers()
-            response = Problem(refusal.code, f"{refusal.message}{HINTS.get(refusal.code, '')}")
+            reported_error = http_error(error, "", _methods(request.path))
+            status, headers = status_of(reported_error.code), reported_error.raw_headers()
+            response = Problem(reported_error.code, f"{reported_error.message}{HINTS.get(reported_error.code, '')}")
         if isinstance(response, StreamedResponse):
             await response.send(send)
             return

@@ -207,7 +207,7 @@ class JobResourceHandlers:
     async def _read_cache(self, attempt: Attempt, cache_key: str) -> StreamedResponse:
         """Return a cache entry of the job's own scope, or else of the scope of trusted runs.
 
-        All jobs of the tenant may read the entries of trusted runs.
+        All jobs of the tenant may read the entries of trusted runs. Raise `Refused` if neither scope has the entry.
         """
         for scope in dict.fromkeys((job_spec(attempt).cache_scope, "")):
             blob_key = keys.cache_key(attempt.tenant, scope, cache_key)

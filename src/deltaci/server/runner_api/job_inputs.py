@@ -152,7 +152,10 @@ class JobInputHandlers:
     # -- caches
 
     async def cache_key(self, attempt: Attempt, prefix: str) -> CacheMatch:
-        """Return the newest cache key with this prefix, in the job's own scope or else in that of trusted runs."""
+        """Return the newest cache key with this prefix, in the job's own scope or else in that of trusted runs.
+
+        Raise `Refused` if neither has one.
+        """
         if len(prefix) > MAX_CACHE_KEY:
             raise Refused("bad_request", f"the key has {len(prefix)} characters; at most {MAX_CACHE_KEY}")
         for scope in dict.fromkeys((job_spec(attempt).cache_scope, "")):

@@ -60,15 +60,16 @@ class IdempotentRequest:
         """
         if not self.key:
             return None
-        record = await self._call.app.store.find(self.id)
-        if not isinstance(record, Run):
+        run_record = await self._call.app.store.find(self.id)
+        if not isinstance(run_record, Run):
             return None
-        if record.request_fingerprint != self.fingerprint:
+        if run_record.request_fingerprint != self.fingerprint:
             raise Refused(
                 "request_id_reused",
-                f"{IDEMPOTENCY_HEADER} {self.key[:80]!r} was used for another request, which created run {record.id}",
+                f"{IDEMPOTENCY_HEADER} {self.key[:80]!r} was used for another request, "
+                f"which created run {run_record.id}",
             )
-        return record
+        return run_record
 
 
 def _idempotency_key(call: Call) -> str:

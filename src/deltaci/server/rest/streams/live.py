@@ -48,7 +48,7 @@ async def read_run_events(call: Call) -> JsonResponse | EventStream:
     run = await get_run(call)
     query, last_event_id = call.query, _last_event_id(call)
     if prefers_stream(call.request.header(b"accept")):
-        return await _event_stream(call, last_event_id, run.id, has_last=is_over(run))
+        return await _event_stream(call, last_event_id, run.id, is_run_over=is_over(run))
     events = await call.app.store.events(query.after, query.limit, run_id=run.id)
     events = [event for event in events if event.tenant == call.caller.tenant]
     return _page(events, events[-1].seq if events else query.after)
@@ -58,7 +58,7 @@ async def read_events(call: Call) -> JsonResponse | EventStream:
     """Return a page of the events of the tenant, or a stream of them; see `prefers_stream`."""
     query, last_event_id = call.query, _last_event_id(call)
     if prefers_stream(call.request.header(b"accept")):
-        return await _event_stream(call, last_event_id, "", has_last=False)
+        return await _event_stream(call, last_event_id, "", is_run_over=False)
     events: list[Event] = []
     last_read_seq = query.after
     for _ in range(MAX_PAGES):
@@ -100,32 +100,32 @@ def _last_event_id(call: Call) -> int | None:
     return int(header_text) if header_text else None
 
 
-async def _event_stream(call: Call, last_event_id: int | None, run_id: str, *, has_last: bool) -> EventStream:
+async def _event_stream(call: Call, last_event_id: int | None, run_id: str, *, is_run_over: bool) -> EventStream:
     query: EventQuery = call.query
     after = last_event_id if last_event_id is not None else query.after
     streams = call.app.streams
     streams.check_capacity(call.caller.tenant)
     await streams.check_seq(after)
-    return EventStream(call, streams.subscribe(call.caller.tenant, after, run_id), run_id, has_last=has_last)
+    return EventStream(call, streams.subscribe(call.caller.tenant, after, run_id), run_id, is_run_over=is_run_over)
 
 
 class EventStream:
-    """A response that streams events. `has_last`: the run is over already, so the stream ends after its last event."""
+    """A response that streams events. With `is_run_over`, the run is over: the stream ends after its last event."""
 
     def __init__(
-        self, call: Call, subscription: AbstractContextManager[Subscription], run_id: str, *, has_last: bool
+        self, call: Call, subscription: AbstractContextManager[Subscription], run_id: str, *, is_run_over: bool
     ) -> None:
         self._call = call
         self._subscription = subscription
         self._run_id = run_id
-        self._has_last = has_last
+        self._is_run_over = is_run_over
 
     async def send(self, send: Send) -> None:
         """Send events until the stream ends."""
         async with open_response(send, self._call.request) as out:
             with self._subscription as subscription:
                 out.on_disconnect(subscription.wake)
-                subscription.has_last = self._has_last
+                subscription.has_last = self._is_run_over
                 await out.start(HEADERS)
                 await out.write(b"retry: %d\n\n" % RETRY_MILLISECONDS)
                 try:
