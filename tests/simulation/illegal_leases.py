@@ -345,7 +345,7 @@ def a_missed_deadline(log: LogBuilder) -> None:
 
 @breaks("unclaimed")
 def an_attempt_left_unclaimed(log: LogBuilder) -> None:
-    log.checker.polling_workers["w"] = None
+    log.checker.polling_worker_ids["w"] = None
     log.worker()
     log.wait(1)
     log.plan()

@@ -55,7 +55,7 @@ class FaultInjector:
     def end_all(self) -> None:
         """End all faults; start every server and runner that is down."""
         network = self._network
-        network.loss = network.duplication = network.delay_seconds = 0.0
+        network.loss_probability = network.duplication_probability = network.delay_seconds = 0.0
         network.cut_requests.clear()
         network.cut_responses.clear()
         for server in self._servers:
@@ -138,11 +138,11 @@ class FaultInjector:
         """Start a fault of the network. Return the function that ends it."""
         network = self._network
         if fault.kind == "loss":
-            network.loss = 0.3
-            return lambda: setattr(network, "loss", 0.0)
+            network.loss_probability = 0.3
+            return lambda: setattr(network, "loss_probability", 0.0)
         if fault.kind == "doubling":
-            network.duplication = 0.5
-            return lambda: setattr(network, "duplication", 0.0)
+            network.duplication_probability = 0.5
+            return lambda: setattr(network, "duplication_probability", 0.0)
         if fault.kind == "delay":
             network.delay_seconds = 20.0
             return lambda: setattr(network, "delay_seconds", 0.0)

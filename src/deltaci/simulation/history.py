@@ -124,7 +124,7 @@ class Simulation:
         machine.clock_rate = 1 + self._random.uniform(-1e-3, 1e-3)
         folder, signer = Path(self._folder.name), Signer(KEY, self._wall_clock)
         runner = SimRunner(machine, self._loop, self._random, signer, folder, scenario.slots, scenario.wait_seconds)
-        self.checker.polling_workers[name] = None
+        self.checker.polling_worker_ids[name] = None
         return runner
 
     def _replace(self, name: str) -> None:
@@ -132,7 +132,7 @@ class Simulation:
         for index, runner in enumerate(self._runners):
             if runner.name == name:
                 runner.retire()
-                self.checker.polling_workers.pop(name, None)
+                self.checker.polling_worker_ids.pop(name, None)
                 self._runners[index] = self._create_runner(f"{name}+")
                 self._runners[index].start()
 

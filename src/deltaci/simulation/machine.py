@@ -495,7 +495,7 @@ class SimHeartbeatSender:
         self.client = client
         self._machine = machine
         self._on_answers = on_answers
-        self._answers: Answers | None = None
+        self._untaken_answers: Answers | None = None
         self._is_closed = False
 
     def fileno(self) -> int:
@@ -504,7 +504,7 @@ class SimHeartbeatSender:
 
     def send(self, heartbeats: Sequence[Heartbeat], timeout: float) -> None:
         """Send heartbeats; `take_answers` returns the responses later."""
-        self._answers = None
+        self._untaken_answers = None
         send_future = self._machine.loop.run_in_executor(None, partial(self._send, heartbeats, timeout))
         send_future.add_done_callback(lambda _: None if self._is_closed else self._on_answers())
 
@@ -513,11 +513,11 @@ class SimHeartbeatSender:
             answers = self.client.send_batch(heartbeats, timeout)
         except (Unreachable, Refused):
             answers = []
-        self._answers = answers if len(answers) == len(heartbeats) else []
+        self._untaken_answers = answers if len(answers) == len(heartbeats) else []
 
     def take_answers(self) -> Answers | None:
         """Return the responses, or None if they have not arrived."""
-        answers, self._answers = self._answers, None
+        answers, self._untaken_answers = self._untaken_answers, None
         return answers
 
     def close(self) -> None:

@@ -36,8 +36,8 @@ class Network:
     def __init__(self, loop: VirtualLoop, random: Random) -> None:
         self.loop = loop
         self._random = random
-        self.loss = 0.0
-        self.duplication = 0.0
+        self.loss_probability = 0.0
+        self.duplication_probability = 0.0
         self.delay_seconds = 0.0
         self.cut_requests: set[str] = set()  # Runners whose requests are lost.
         self.cut_responses: set[str] = set()  # Runners that get no responses.
@@ -57,11 +57,11 @@ class Network:
 
     def _is_lost(self) -> bool:
         """Draw whether a message is lost."""
-        return self.loss > 0 and self._random.random() < self.loss
+        return self.loss_probability > 0 and self._random.random() < self.loss_probability
 
     def _maybe_duplicate(self, server: SimServer, request: SimRequest) -> None:
         """Sometimes schedule a second, late delivery of a request. Its response is dropped."""
-        if self.duplication and self._random.random() < self.duplication:
+        if self.duplication_probability and self._random.random() < self.duplication_probability:
             self.loop.call_outside(self._random.random() * MAX_COPY_DELAY_SECONDS, self._deliver_copy, server, request)
 
     def _deliver_copy(self, server: SimServer, request: SimRequest) -> None:

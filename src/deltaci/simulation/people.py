@@ -349,7 +349,7 @@ class People:
             self._client.spawn_later(
                 wait_seconds, partial(self._client.submit, "approve", second_approval, self._random_for(event))
             )
-        for index in range(1, tracked_job.approvers if isinstance(tracked_job, TrackedJob) else 1):
+        for index in range(1, tracked_job.required_approver_count if isinstance(tracked_job, TrackedJob) else 1):
             action_random = Random(f"{self._scenario.seed} {job_id} approver {index}")
             approval = job.Approve(id=job_id, actor=f"user:u{index}", request_id=f"{job_id} approver {index}")
             self._client.spawn_later(
@@ -483,7 +483,11 @@ class People:
         if event.to == "BUSY" and self._client.happens("silence", random):
             miss_command = worker.MissHealthChecks(id=worker_id, request_id=f"{worker_id} miss {event.rev}")
             self._client.spawn_later(60 * random.random(), partial(self._client.submit, "miss", miss_command, random))
-        elif event.to == "BUSY" and worker_id in self._history.polling_workers and self._client.happens("grow", random):
+        elif (
+            event.to == "BUSY"
+            and worker_id in self._history.polling_worker_ids
+            and self._client.happens("grow", random)
+        ):
             update_command = worker.UpdateCapabilities(
                 id=worker_id, tenant=TENANT, labels=(f"l{event.rev}",), request_id=f"{worker_id} grow {event.rev}"
             )
@@ -495,7 +499,7 @@ class People:
         elif event.to == "UNRESPONSIVE":
             wait_seconds = random.choice((100, 1000)) * random.random()
             self._client.spawn_later(wait_seconds, partial(self._resolve_unresponsive, worker_id, event.rev, random))
-            if worker_id in self._history.polling_workers:  # Its runner reports new labels meanwhile.
+            if worker_id in self._history.polling_worker_ids:  # Its runner reports new labels meanwhile.
                 update_command = worker.UpdateCapabilities(
                     id=worker_id, tenant=TENANT, labels=(f"l{event.rev}",), request_id=f"{worker_id} more {event.rev}"
                 )
@@ -520,10 +524,10 @@ class People:
 
     async def _shut_down_polling_worker(self, action_number: int, random: Random) -> None:
         """Shut down one of the workers that poll for work, chosen by this number."""
-        polling_workers = list(self._history.polling_workers)
-        if not polling_workers:
+        polling_worker_ids = list(self._history.polling_worker_ids)
+        if not polling_worker_ids:
             return
-        await self._shut_down(polling_workers[action_number % len(polling_workers)], action_number, random)
+        await self._shut_down(polling_worker_ids[action_number % len(polling_worker_ids)], action_number, random)
 
     async def _shut_down(self, worker_id: str, action_number: int, random: Random) -> None:
         """Request the shutdown of a worker: at once if it is idle, otherwise after its jobs."""

@@ -99,7 +99,7 @@ class ExecutionChecker:
             if not is_rule:
                 self.exit_codes[attempt_id, number] = exit_code
             lease = self._last_lease(attempt_id, number)
-            is_polling_runner = worker_id in self._history.polling_workers  # Queue clients need not report.
+            is_polling_runner = worker_id in self._history.polling_worker_ids  # Queue clients need not report.
             if is_polling_runner and lease is not None and lease.state in LIVE_LEASE_STATES:
                 self.unreported_ends[attempt_id, number] = worker_id
         self._note(f"ended {attempt_id} {number} {exit_code}")
@@ -133,7 +133,7 @@ class ExecutionChecker:
         if lease.state not in LIVE_LEASE_STATES:
             self.unreported_ends.pop((attempt.id, lease.number), None)
         is_running = (lease.number, lease.worker_id) in self.executing.get(attempt.id, ())
-        is_polling_runner = lease.worker_id in self._history.polling_workers  # Queue clients need not stop in time.
+        is_polling_runner = lease.worker_id in self._history.polling_worker_ids  # Queue clients need not stop in time.
         if lease.state == "EXPIRED" and is_running and is_polling_runner and not self._has_clock_jumps:
             description = f"lease {lease.number} of {attempt.id}"
             raise Violation("self-stop", f"{description} has expired, but its job still runs on {lease.worker_id}")

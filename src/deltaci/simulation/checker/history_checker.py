@@ -246,7 +246,7 @@ class HistoryChecker(OptionalJobsChecker):
             job.max_attempts, job.jitter = int(metadata.get("max_attempts", 1)), float(metadata.get("jitter", 0.0))
             job.backoff = int(metadata.get("base_delay_seconds", 0)), int(metadata.get("max_delay_seconds", 0))
             job.has_validation = bool(metadata.get("has_validation"))
-            job.approvers = int(metadata.get("approvers", 1))
+            job.required_approver_count = int(metadata.get("approvers", 1))
             run.jobs.append(job.id)
             self.read_job_relations(job, metadata)
             for need in (*job.needs, *job.after):
@@ -360,8 +360,8 @@ class HistoryChecker(OptionalJobsChecker):
         if event.actor in job.approved_by:
             raise Violation("approval", f"{subject} is approved by {event.actor} again")
         job.approved_by.append(event.actor)
-        if (len(job.approved_by) == job.approvers) != (event.to == "SUCCEEDED"):
-            approval_text = f"{len(job.approved_by)} of {job.approvers} people"
+        if (len(job.approved_by) == job.required_approver_count) != (event.to == "SUCCEEDED"):
+            approval_text = f"{len(job.approved_by)} of {job.required_approver_count} people"
             raise Violation("approval", f"{subject} is {event.to}, approved by {approval_text}")
 
     def _check_decision(self, subject: str, job: TrackedJob, event: LogEvent) -> None:

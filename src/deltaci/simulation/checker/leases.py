@@ -64,7 +64,7 @@ class LeaseChecker:
         self.edges: set[Edge] = set()
         self.workers: dict[str, TrackedWorker] = {}
         self.commit_count = 0
-        self.polling_workers: dict[str, None] = {}  # Workers that poll for work whenever they have a free slot.
+        self.polling_worker_ids: dict[str, None] = {}  # Workers that poll for work whenever they have a free slot.
         # The time by the store's clock since which no fault is active; None while one is.
         self.fault_free_since: int | None = None
         self._last_group_attempt: dict[Group, TrackedAttempt] = {}  # The attempt that took the group last.
@@ -259,7 +259,7 @@ class LeaseChecker:
         claimable_since = max(attempt.ready_at, self.fault_free_since, self._group_free_since(attempt))
         if event.at - claimable_since <= self.config.max_unclaimed_us:
             return
-        for id in self.polling_workers:
+        for id in self.polling_worker_ids:
             worker = self.workers.get(id)
             if (
                 worker is not None

@@ -8,7 +8,10 @@ from deltaci.simulation.checker.transitions import ACTIVE_RUN_STATES, LogEvent, 
 
 
 class OptionalJobsChecker(JobOrderChecker):
-    """Checks that such a run waits as long as it must for jobs that no worker has leased, and not longer."""
+    """Checks that a run waits as long as it must for jobs that are not required and not leased, and not longer.
+
+    The wait begins when the required jobs have ended.
+    """
 
     commit_count: int
 

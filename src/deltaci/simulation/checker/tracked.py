@@ -86,7 +86,6 @@ class TrackedJob(TrackedEntity):
         "after",
         "approve_by",
         "approved_by",
-        "approvers",
         "backoff",
         "decided_by",
         "dependents",
@@ -102,6 +101,7 @@ class TrackedJob(TrackedEntity):
         "max_attempts",
         "needs",
         "next_run_at",
+        "required_approver_count",
         "retry_on",
         "validating_since_commit",
     )
@@ -125,7 +125,7 @@ class TrackedJob(TrackedEntity):
         self.index = 0
         self.next_run_at = 0
         self.approve_by = 0
-        self.approvers = 1
+        self.required_approver_count = 1
         self.approved_by: list[str] = []
         self.decided_by = ""
         self.validating_since_commit = -1
