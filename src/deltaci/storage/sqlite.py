@@ -292,7 +292,10 @@ class SqliteStore(SqlStore):
         return records
 
     def _find_ready(self, request: FindReady) -> list[StoredRecord]:
-        """Return the most urgent ready attempts, from a short index scan of each matching queue."""
+        """Return the most urgent of the ready attempts: of those in `only_ids`, or else of all matching queues.
+
+        Without `only_ids`, a short index scan of each of these queues suffices.
+        """
         ranked: list[tuple[int, int, str, StoredRecord]] = []
         connection = self._require_open(self._write_connection)
         if request.only_ids:
