@@ -78,16 +78,17 @@ def test_a_machine_that_wakes_late_starts_no_step_under_a_lost_lease() -> None:
 
 @pytest.mark.proves("MOD-L7")
 @pytest.mark.parametrize(
-    ("seed", "invariant"),
+    ("seed", "invariants"),
     [
-        pytest.param(301, "self-stop", id="a-runner-hangs-and-its-keeper-is-killed"),
-        pytest.param(384, "overlap", id="a-frozen-machine-starts-a-step-after-its-lease"),
+        pytest.param(301, {"self-stop"}, id="a-runner-hangs-and-its-keeper-is-killed"),
+        # The step overlaps one of the next lease if that is still running.
+        pytest.param(384, {"overlap", "unowned"}, id="a-frozen-machine-starts-a-step-after-its-lease"),
     ],
 )
-def test_a_job_ends_with_its_lease_without_runner_and_keeper(seed: int, invariant: str) -> None:
+def test_a_job_ends_with_its_lease_without_runner_and_keeper(seed: int, invariants: set[str]) -> None:
     """Only the keeper ended jobs in time. Now the supervisor of the job knows the deadline, too."""
     scenario = draw_scenario(seed, hours=6.0)
     with patched(WITHOUT_SUPERVISOR):
-        assert Simulation(scenario).run().invariant == invariant
+        assert Simulation(scenario).run().invariant in invariants
 
     check_legal(scenario)

@@ -257,18 +257,23 @@ def _begin_planning(run: Run, _command: BeginPlanning, at: int) -> Transition:
     return PLANNING, {"plan_by": deadline}, {"plan_by": deadline}
 
 
-def _await_group(run: Run, command: AwaitGroup, _at: int) -> Transition | None:
+def _await_group(run: Run, command: AwaitGroup, at: int) -> Transition | None:
     if not run.plan_by:
         return None
+    _check_plan_in_time(run, at)
     return PLANNING, {"plan_by": 0}, {"concurrency_group": command.group, "stops_clock": True}
 
 
-def _plan_ready(run: Run, command: PlanReady, at: int) -> Transition:
+def _check_plan_in_time(run: Run, at: int) -> None:
     if run.plan_by and at >= run.plan_by:
         raise Refused(
             "not_eligible",
             f"the plan of run {run.id} came {(at - run.plan_by) / SECOND:.3f} s too late; start a new run",
         )
+
+
+def _plan_ready(run: Run, command: PlanReady, at: int) -> Transition:
+    _check_plan_in_time(run, at)
     if command.jobs != run.tally.open:
         raise Refused(
             "not_eligible", f"run {run.id} has {run.tally.open} of {command.jobs} planned jobs; create them first"

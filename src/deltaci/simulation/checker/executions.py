@@ -77,11 +77,18 @@ class ExecutionChecker:
             self._report(Violation("unowned", f"{description}, but its lease is {lease}"))
 
     def _executing_in_group_of(self, attempt_id: str) -> str:
-        """Return the id of another attempt of the same group that runs now; empty if there is none."""
+        """Return the id of another attempt of the same group that runs now; empty if there is none.
+
+        An attempt whose result was forged may still run after it freed its group.
+        """
         group = self._group_of(attempt_id)
         if group is None:
             return ""
-        running_ids = (id for id, executions in self.executing.items() if executions and id != attempt_id)
+        running_ids = (
+            id
+            for id, executions in self.executing.items()
+            if id != attempt_id and any((id, number) not in self._forged for number, _ in executions)
+        )
         return next((id for id in running_ids if self._group_of(id) == group), "")
 
     def _group_of(self, attempt_id: str) -> Group | None:

@@ -31,6 +31,8 @@ class OptionalJobsChecker(JobOrderChecker):
         job = self.entities.get(attempt.job_id)
         if not isinstance(job, TrackedJob) or job.is_required:
             return
+        if attempt.lost_leases > attempt.max_lost_leases:
+            return  # It fails in the same decision.
         if event.to in ("QUEUED", "STALE"):
             run.waiting_optional[job.id] = run.wait_since = event.at
         elif event.to == "LEASED":
