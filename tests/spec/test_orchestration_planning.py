@@ -149,7 +149,7 @@ def test_a_planner_that_exceeds_its_time_fails_the_run_and_not_one_moment_earlie
 @pytest.mark.proves("ORC-R3")
 @pytest.mark.parametrize("seconds", [10, run.PLANNING_SECONDS])
 def test_a_plan_is_accepted_until_its_deadline_and_never_afterwards(seconds: int) -> None:
-    """The response to a late plan is the same before and after the timeout is recorded, also if it waits for a group."""
+    """The response to a late plan is the same before and after the timeout is recorded, also for a wait for a group."""
     on_time, late = planning(planning_seconds=seconds), planning(planning_seconds=seconds)
     jobs = (task("build"),)
     late_commands = (Plan(id="r1", jobs=jobs), PLANNED, run.AwaitGroup(id="r1", group="deploy"))
