@@ -61,8 +61,6 @@ EXEMPT: Final = {
     "MOD-V2": "the list of extensions is minimal: a property of tables of the code",
     "MOD-V3": "the machines are the page's tables: a property of tables of the code",
 }
-# Rules without such a test until the change to them that is under way brings one. To be empty.
-AWAITED: Final[dict[str, str]] = {}
 
 _RULE: Final = re.compile(r"^(?:- \*\*|\| )([A-Z]{3}-[A-Z]*\d+)(?:\*\*| \|) (.*)$")
 _HEAD: Final = """# Rules and their tests
@@ -156,7 +154,7 @@ def _evidence(rule: str) -> str:
         f"{surface}: `{file}` " + ", ".join(f"`{test}`{_listed(cases)}" for test, cases in by_test.items())
         for (surface, file), by_test in tests.items()
     ]
-    return "; ".join(texts) or f"none: {EXEMPT.get(rule) or AWAITED.get(rule, '')}"
+    return "; ".join(texts) or f"none: {EXEMPT.get(rule, '')}"
 
 
 def _listed(cases: list[str]) -> str:

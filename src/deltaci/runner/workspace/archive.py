@@ -198,7 +198,7 @@ def _create_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, root_fd: int, li
     if any(name in ("", ".", "..") or "\0" in name for name in names) or len(names) > limits.depth + 1:
         raise Refused("unreadable", f"the archive has an entry {entry.name[:80]!r}, which leads elsewhere")
     if entry.issparse() or entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE):
-        raise Refused("unreadable", f"the archive has an entry {entry.name[:80]!r} that is no file, parent_fd or link")
+        raise Refused("unreadable", f"the archive has an entry {entry.name[:80]!r} that is no file, folder or link")
     if entry.issym() and not _is_safe_link("/".join(names), entry.linkname):
         raise Refused("unreadable", f"the archive has a link {entry.name[:80]!r} that leads elsewhere")
     with _open_parent_of_entry(root_fd, names) as (parent_fd, name):
