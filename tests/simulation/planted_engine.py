@@ -294,7 +294,7 @@ def labels_are_ignored() -> Iterator[None]:
 
 @fault
 def claims_ignore_run_at() -> Iterator[None]:
-    """An attempt is claimed before its `run_at`."""
+    """An attempt is claimed before its `run_at` or the end of its fence."""
 
     def grant(record: Any, command: Any, at: int) -> Any:
         return attempt._grant(set_field(record, run_at=0, fence_until=0), command, at)
@@ -306,7 +306,7 @@ def claims_ignore_run_at() -> Iterator[None]:
 
     with (
         patched((MemoryStore, "_find_ready", find)),
-        replaced_handler(attempt.MACHINE, ("QUEUED",), attempt.Grant, grant),
+        replaced_handler(attempt.MACHINE, ("QUEUED", "STALE"), attempt.Grant, grant),
     ):
         yield
 
