@@ -108,7 +108,8 @@ def test_what_somebody_writes_is_not_lost_for_a_part(visitor: Callable[..., Pers
     """A form works without any script; the page is whole when it is next loaded."""
     person = visitor()
     page = person.page
-    page.clock.install()
+    page.clock.install(time=0)
+    page.clock.pause_at(1)  # From here on time passes only by `run_for`: not before something is written.
     documents = _documents(page)
     answers: list[str] = []
     page.on("response", lambda response: answers.append(response.url) if "page.js" in response.url else None)

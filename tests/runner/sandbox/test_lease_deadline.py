@@ -108,11 +108,12 @@ def test_each_renewal_moves_the_deadline_of_the_job(kind: str, tmp_path: Path) -
         assert (await bench.run("sleep 5.5; echo later")).exit_code == 0
         step = bench.start("echo running; sleep 1000")
         await bench.until(b"running")
+        files = {pid: os.pidfd_open(pid) for pid in process_tree.members(bench.cell.handle)}
         keeper.close()
 
         assert (await step).signal == signal.SIGKILL
         assert bench.cell.is_lease_over
-        assert process_tree.members(bench.cell.handle) == []
+        assert await asyncio.to_thread(await_deaths, files) == []
 
     in_cell(kind, tmp_path, check)
 
