@@ -64,7 +64,8 @@ class ExecutionChecker:
         description = f"{attempt_id} begins as lease {number} on {worker_id}"
         if running_executions:
             self._report(Violation("overlap", f"{description} while it already runs as {sorted(running_executions)}"))
-        if other_id := self._executing_in_group_of(attempt_id):
+        is_forged = (attempt_id, number) in self._forged
+        if not is_forged and (other_id := self._executing_in_group_of(attempt_id)):
             self._report(Violation("group-overlap", f"{description} while {other_id} of the same group runs"))
         lease = self._last_lease(attempt_id, number)
         # The runner learns a little later that its lease was revoked by a cancel or a timeout.
@@ -73,7 +74,7 @@ class ExecutionChecker:
             and (attempt_id, number) in self._acknowledged
             and lease.state in (*LIVE_LEASE_STATES, "REVOKED")
         )
-        if not is_owned and (attempt_id, number) not in self._forged:
+        if not is_owned and not is_forged:
             self._report(Violation("unowned", f"{description}, but its lease is {lease}"))
 
     def _executing_in_group_of(self, attempt_id: str) -> str:
