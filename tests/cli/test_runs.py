@@ -215,9 +215,9 @@ def test_a_canceled_run_is_shown_and_waited_for_until_its_runner_has_stopped(
     run = waiting.stdout.readline().decode().strip()
     lease = player.take()
 
-    told = terminal.text("cancel", run)
+    output = terminal.text("cancel", run)
 
-    assert f"{run} is being cancelled; until its jobs have stopped it is ● RUNNING (CANCEL_REQUESTED)" in told
+    assert f"{run} is being cancelled; until its jobs have stopped it is ● RUNNING (CANCEL_REQUESTED)" in output
     assert "RUNNING (canceling)" in next(line for line in terminal.text("runs").splitlines() if run in line)
     assert "RUNNING (canceling)" in terminal.text("show", run)
     assert run not in [each["id"] for each in terminal.json("runs", "--status", "CANCELED")]

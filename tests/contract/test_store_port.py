@@ -321,10 +321,10 @@ async def test_a_list_is_loaded_as_it_is_in_the_transaction(backend: Backend) ->
         await server.do(worker.Shutdown(id="w2", actor="user:ada"))
 
         [workers] = await ask(server.store, LoadList(TENANT, WORKERS))
-        [none] = await ask(server.store, LoadList("nobody", WORKERS))
+        [of_unknown_tenant] = await ask(server.store, LoadList("unknown", WORKERS))
 
         assert [(each.record.id, each.version > 0) for each in workers] == [("w1", True)]
-        assert none == []
+        assert of_unknown_tenant == []
 
 
 # -- what may be claimed

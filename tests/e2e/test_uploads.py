@@ -99,7 +99,7 @@ async def lose_upload_report(exchange: Exchange) -> bytes:
 @pytest.mark.proves("ORC-A5")
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_an_attempt_is_uploading_while_its_artifacts_are_sent(tmp_path: Path, is_lost: bool) -> None:
-    """The runner says so before the first of them; if that report is lost, the job succeeds all the same."""
+    """The runner reports it before the first upload; if that report is lost, the job succeeds nevertheless."""
 
     @on_loop
     async def story() -> None:

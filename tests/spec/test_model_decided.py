@@ -83,7 +83,7 @@ def test_the_verifier_finds_a_job_that_is_not_awaited_although_it_runs() -> None
 
 @pytest.mark.proves("MOD-15")
 def test_the_verifier_finds_that_a_registered_worker_had_the_labels() -> None:
-    """The wait may be left out only if nobody could have taken the job."""
+    """The wait may be left out only if no registered worker could have taken the job."""
 
     def with_label(log: list[Line]) -> None:
         line_with(log, "registration_complete")["metadata"]["labels"] = ["linux", "gpu"]
@@ -110,7 +110,7 @@ def test_a_log_of_an_older_version_is_legal() -> None:
 
 @pytest.mark.proves("MOD-15")
 def test_a_run_of_an_older_version_is_never_taken_as_decided() -> None:
-    """Its record does not count its optional jobs, so nobody knows whether a required one is open."""
+    """Its record does not count its optional jobs, so that a required one may be open."""
     lab = Lab()
     lab.register("w1")
     lab.plan(task("a"), task("b"), task("lint", is_required=False))

@@ -51,7 +51,7 @@ def test_a_silent_worker_keeps_its_leases_which_are_marked_with_their_ends() -> 
 
 @pytest.mark.proves("WST-K4", "MOD-12")
 def test_an_unaccepted_lease_of_a_silent_worker_is_marked_with_the_end_of_its_accept_window() -> None:
-    """The accept window ends it before the TTL."""
+    """A lease that is not acknowledged ends with its accept window, before its TTL."""
     lab = Lab().plan(task("a"))
     lab.register("w1")
     lab.claim(lab.attempt("a"))

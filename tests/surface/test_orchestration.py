@@ -301,7 +301,7 @@ def test_a_run_is_canceled_only_after_a_request_and_the_end_of_its_attempts(
 @pytest.mark.proves("ORC-LF1", "ORC-W5", "MOD-L3")
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_an_attempt_has_one_live_lease_at_a_time(histories: Histories, scenario: str) -> None:
-    """And the log remembers the earlier ones."""
+    """A lease is granted only after the attempt's previous lease has ended; the log has all of them."""
     live: dict[str, str] = {}
 
     for change in histories(scenario).changes("orchestration", kind="lease"):
@@ -335,7 +335,7 @@ def test_a_job_succeeds_with_its_second_attempt(histories: Histories) -> None:
 
 @pytest.mark.proves("ORC-J4")
 def test_the_state_of_a_job_follows_its_current_attempt(histories: Histories) -> None:
-    """And the outcome of all of them once it is over."""
+    """After the last attempt, it is the outcome of the job."""
     history = histories("retried")
     actions = ("start", "claim", "Complete", "100 s later", "second claim", "second Complete")
 
@@ -356,7 +356,7 @@ def test_a_new_attempt_can_be_claimed(histories: Histories) -> None:
 
 @pytest.mark.proves("ORC-J2", "ORC-R7", "ORC-Y5")
 def test_a_job_fails_with_its_last_attempt(histories: Histories) -> None:
-    """Not with the first one, and with the last one although another job still runs."""
+    """The first failed attempt is retried; the last one fails the job, although another job still runs."""
     history = histories("exhausted")
 
     assert history.job("Complete", "build")["state"] == "RETRYING"

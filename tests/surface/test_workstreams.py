@@ -319,7 +319,7 @@ def test_only_a_running_task_has_a_worker_and_a_worker_has_only_such_tasks(histo
 @pytest.mark.proves("WST-TI4")
 @pytest.mark.parametrize("scenario", ["retried", "exhausted", "job_timeout", "compile_error"])
 def test_retries_never_exceed_their_limit(histories: Histories, scenario: str) -> None:
-    """Of the log and of the API."""
+    """Neither in transitions.jsonl nor in the API."""
     history = histories(scenario)
     counts = [line["metadata"] for line in history.exported(kind="task") if "retry_count" in line["metadata"]]
 

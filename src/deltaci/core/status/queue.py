@@ -24,7 +24,7 @@ STALLED: Final = "stalled"
 # The projected state "claimed", with the orchestrator as owner.
 _CLAIMED_BY_ORCHESTRATOR: Final = "claimed by the orchestrator"
 
-# The document has no event for these, and nobody sent a heartbeat.
+# The document has no event for these triggers, and the worker sent no heartbeat.
 _NO_HEARTBEAT: Final = (attempt.UPLOAD_BEGAN, attempt.MARKED_FOR_REASSIGNMENT)
 
 _STATES: Final = {

@@ -130,7 +130,9 @@ async def save_template(call: Call) -> api.Template:
             ]
         )
     except Conflict:
-        raise Refused("stale_version", f"somebody else saved template {template_name!r} at the same moment") from None
+        raise Refused(
+            "stale_version", f"another request saved template {template_name!r} at the same moment; read it again"
+        ) from None
     return await get_template(call, template_name, version)
 
 
@@ -155,7 +157,9 @@ async def remove_template(call: Call) -> api.TemplateSummary:
             ]
         )
     except Conflict:
-        raise Refused("stale_version", f"somebody else changed template {template_name!r} at the same moment") from None
+        raise Refused(
+            "stale_version", f"another request changed template {template_name!r} at the same moment; read it again"
+        ) from None
     return _serialize_summary(template_name, template_head)
 
 

@@ -13,7 +13,7 @@ show.addEventListener("click", () => {
 });
 
 // A browser does not send the fragment of a URL, so that the token is in no log; removing it here keeps it out of the
-// history. Only a token that this server's operator signed is accepted, so that nobody can sign others in by a link.
+// history. Only a token that this server's operator signed is accepted, so that a link of another person signs no one in.
 function signInByLink() {
   const token = /^#token=(dci_[\w.-]+)$/.exec(location.hash)?.[1];
   if (!token) return;
