@@ -124,7 +124,7 @@ async def test_the_certificate_must_be_valid_for_the_host_name(
     authority.issue_cert(name).configure_cert(theirs)
     server, port, received = await _tls_forge(theirs)
     try:
-        outlet = ForgeHttpClient([f"localhost:{port}"], verify=ours)
+        outlet = ForgeHttpClient([f"localhost:{port}"], tls=ours)
         if is_trusted:
             assert await send(outlet, f"https://localhost:{port}") == ForgeResponse(201, '{"id":7}', 0.0, "7")
         else:
