@@ -16,6 +16,7 @@ from deltaci.api.routes import ROOT
 from deltaci.app import KEY_FILE, registration_token
 from deltaci.server.auth.credentials import Signer, load_server_key
 from tests.support.fork_server import Deltaci
+from tests.support.plain_http import NO_TLS
 from tests.support.ports import ReservedPort
 
 PATIENCE_SECONDS: Final = 60.0
@@ -33,7 +34,7 @@ class House:
         self._server: subprocess.Popen[bytes] | None = None
         self._runners: list[subprocess.Popen[bytes]] = []
         self.url = ""
-        self._http = httpx.Client(trust_env=False, timeout=PATIENCE_SECONDS)
+        self._http = httpx.Client(verify=NO_TLS, trust_env=False, timeout=PATIENCE_SECONDS)
         self.keys: dict[tuple[str, ...], str] = {}
 
     def open(self, *, slots: int = 4) -> House:
@@ -118,7 +119,7 @@ class House:
 
     def sign_in(self, person: str) -> dict[str, str]:
         """The cookies of a session of this person, without a browser."""
-        with httpx.Client(trust_env=False, timeout=PATIENCE_SECONDS) as client:
+        with httpx.Client(verify=NO_TLS, trust_env=False, timeout=PATIENCE_SECONDS) as client:
             answer = client.post(f"{self.url}/sign-in", data={"key": self.key(person)}, headers={"Origin": self.url})
             assert answer.status_code == 303, answer.text
             return dict(client.cookies)

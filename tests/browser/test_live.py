@@ -16,6 +16,7 @@ from playwright.sync_api import APIResponse, Page, Response, Route, expect
 from deltaci.server.web.live import APART_SECONDS
 from tests.browser.browsing import Person
 from tests.browser.house import House, task
+from tests.support.plain_http import NO_TLS
 
 # Streams are counted, and whether anybody looks can be told.
 WATCHED: Final = """
@@ -292,7 +293,7 @@ def test_a_page_whose_form_is_on_its_way_does_not_look_at_what_the_form_removes(
 @contextmanager
 def _signed_in(house: House) -> Iterator[httpx.Client]:
     """Somebody without a browser."""
-    with httpx.Client(base_url=house.url, trust_env=False, timeout=60) as client:
+    with httpx.Client(verify=NO_TLS, base_url=house.url, trust_env=False, timeout=60) as client:
         answer = client.post("/sign-in", data={"key": house.key("ada")}, headers={"Origin": house.url})
         assert answer.status_code == 303
         yield client
@@ -322,5 +323,5 @@ def test_a_stream_is_only_for_what_somebody_may_see(house: House) -> None:
     """A run that is not there, or of somebody else, has no hints."""
     with _signed_in(house) as client:
         assert client.get("/live", params={"run": "r-nobody"}).status_code == 404
-    with httpx.Client(base_url=house.url, trust_env=False) as stranger:
+    with httpx.Client(verify=NO_TLS, base_url=house.url, trust_env=False) as stranger:
         assert stranger.get("/live").status_code == 303

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.cli.terminal import Terminal
+from tests.support.plain_http import NO_TLS
 
 BROWSER = """
 import sys, urllib.request
@@ -20,7 +21,7 @@ open(sys.argv[0] + ".seen", "wb").write(urllib.request.urlopen(sys.argv[1]).read
 def entered(terminal: Terminal, link: str) -> httpx.Response:
     """The page that somebody sees who follows the link."""
     address, _, token = link.strip().partition("#token=")
-    with httpx.Client(base_url=terminal.hosted.url, trust_env=False, timeout=30) as http:
+    with httpx.Client(verify=NO_TLS, base_url=terminal.hosted.url, trust_env=False, timeout=30) as http:
         assert address == f"{terminal.hosted.url}/sign-in"
         answer = http.post("/sign-in", data={"key": token}, headers={"Origin": terminal.hosted.url})
         assert answer.status_code == 303, answer.text

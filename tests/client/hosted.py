@@ -18,6 +18,7 @@ from deltaci.engine import feed
 from deltaci.server.auth.credentials import Signer, load_server_key
 from deltaci.storage import open_store
 from tests.contract.backends import legal
+from tests.support.plain_http import NO_TLS
 
 WAIT_SECONDS: Final = 30.0
 TIME: Final = "2026-01-04T08:00:00Z"
@@ -117,7 +118,7 @@ class Player:
     def __init__(self, url: str, name: str, token: str, labels: tuple[str, ...]) -> None:
         self.name = name
         self._labels = list(labels)
-        self._http = httpx.Client(base_url=f"{url}/runner/v1", timeout=WAIT_SECONDS, trust_env=False)
+        self._http = httpx.Client(verify=NO_TLS, base_url=f"{url}/runner/v1", timeout=WAIT_SECONDS, trust_env=False)
         answer = self._http.post("/register", json={"token": token, "capabilities": self._labels, "slots": 10})
         self._http.headers["Authorization"] = f"Bearer {answer.json()['credential']}"
 

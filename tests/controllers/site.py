@@ -17,6 +17,7 @@ from deltaci.git.url_policy import UrlPolicy
 from deltaci.pipeline.change import Change
 from tests.contract.backends import Backend, legal
 from tests.server.rest.site import TENANT, WAIT_SECONDS, ApiSite, Caller
+from tests.support.plain_http import NO_TLS
 
 LOCAL: Final = UrlPolicy(frozenset({"file"}))
 PROJECT: Final = "shop"
@@ -66,7 +67,7 @@ async def opened(backend: Backend, folder: Path, url_policy: UrlPolicy = LOCAL) 
         listener = HttpListener(service, "127.0.0.1", 0)
         serving = asyncio.create_task(listener.serve())
         try:
-            async with httpx.AsyncClient(base_url=listener.url, timeout=WAIT_SECONDS) as http:
+            async with httpx.AsyncClient(verify=NO_TLS, base_url=listener.url, timeout=WAIT_SECONDS) as http:
                 site = RepositorySite(backend, service, listener.url, folder, http)
                 yield site
                 legal(await site.log())

@@ -23,6 +23,7 @@ from deltaci.storage.blobs.store import FolderBlobStore
 from tests.e2e.deployment import Deployment, deployed, on_loop
 from tests.forges.fake_forge import FakeForge
 from tests.forges.payloads import SECRET, WebhookRequest, gitea, gitea_push, github, github_push, gitlab, gitlab_push
+from tests.support.plain_http import NO_TLS
 from tests.support.upstream import Upstream
 
 PIPELINE: Final = """\
@@ -102,7 +103,7 @@ async def test_a_push_to_a_bare_repository_becomes_a_green_check(tmp_path: Path)
     async with (
         FakeForge() as forge,
         deployed(_site(tmp_path), "--allow-repositories", "file", "--allow-forge", forge.host) as place,
-        httpx.AsyncClient(base_url=place.url, trust_env=False) as http,
+        httpx.AsyncClient(verify=NO_TLS, base_url=place.url, trust_env=False) as http,
     ):
         place.start_runner("r1", DELTACI_GIT_PROTOCOLS="file")
         person = Person(place, http)
@@ -169,7 +170,7 @@ async def test_a_signed_webhook_becomes_a_green_check_once(kind: str, tmp_path: 
     async with (
         FakeForge() as forge,
         deployed(_site(tmp_path), "--allow-repositories", "file", "--allow-forge", forge.host) as place,
-        httpx.AsyncClient(base_url=place.url, trust_env=False, timeout=60) as http,
+        httpx.AsyncClient(verify=NO_TLS, base_url=place.url, trust_env=False, timeout=60) as http,
     ):
         place.start_runner("r1", DELTACI_GIT_PROTOCOLS="file")
         person = Person(place, http)

@@ -17,6 +17,7 @@ from deltaci.core.run import Origin, Run
 from deltaci.runner.log.secret_encodings import secret_forms
 from deltaci.server.auth.credentials import Signer, load_server_key
 from tests.e2e.deployment import Deployment, deployed, on_loop
+from tests.support.plain_http import NO_TLS
 
 # One of each scope, each in many lines and with signs that tools write differently.
 VALUES = {
@@ -62,7 +63,9 @@ async def test_a_value_of_any_scope_goes_only_where_it_belongs(tmp_path: Path) -
     """Set over the API, printed in many ways by a job that fails; then every byte that is kept or answered is read."""
     async with deployed(tmp_path) as place:
         token = Signer(load_server_key(tmp_path / "server.key"), time.time).sign("operate", "root", "default", 3600)
-        with httpx.Client(base_url=place.url + ROOT, headers={"Authorization": f"Bearer {token}"}, timeout=60) as http:
+        with httpx.Client(
+            verify=NO_TLS, base_url=place.url + ROOT, headers={"Authorization": f"Bearer {token}"}, timeout=60
+        ) as http:
             said: list[str] = []
 
             def ask(method: str, path: str, body: Any = None) -> httpx.Response:

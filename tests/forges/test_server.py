@@ -34,6 +34,7 @@ from tests.forges.payloads import (
     plain_git,
 )
 from tests.server.rest.site import TENANT, WAIT_SECONDS
+from tests.support.plain_http import NO_TLS
 from tests.support.upstream import Upstream, git
 
 NAME = "upstream/shop"
@@ -55,7 +56,9 @@ async def serving(folder: Path, *allowed: str) -> AsyncIterator[RepositorySite]:
         listener = HttpListener(service, "127.0.0.1", 0)
         task = asyncio.create_task(listener.serve())
         try:
-            async with httpx.AsyncClient(base_url=listener.url, timeout=WAIT_SECONDS, trust_env=False) as http:
+            async with httpx.AsyncClient(
+                verify=NO_TLS, base_url=listener.url, timeout=WAIT_SECONDS, trust_env=False
+            ) as http:
                 site = RepositorySite(backend, service, listener.url, data, http)
                 yield site
                 legal(await site.log())

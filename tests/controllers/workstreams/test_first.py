@@ -14,6 +14,7 @@ import pytest
 from deltaci.core import run
 from tests.e2e.deployment import LONG_TTL_SECONDS, Deployment, deployed, on_loop
 from tests.e2e.test_pushes import Person
+from tests.support.plain_http import NO_TLS
 from tests.support.upstream import Upstream, git
 
 MAX_LOOKS: Final = 2000
@@ -83,7 +84,7 @@ async def bench(folder: Path) -> AsyncIterator[Bench]:
     (folder / "site").mkdir()
     async with (
         deployed(folder / "site", "--allow-repositories", "file", ttl_seconds=LONG_TTL_SECONDS) as place,
-        httpx.AsyncClient(base_url=place.url, trust_env=False, timeout=60) as http,
+        httpx.AsyncClient(verify=NO_TLS, base_url=place.url, trust_env=False, timeout=60) as http,
     ):
         place.start_runner("r1", "--slots", "4", DELTACI_GIT_PROTOCOLS="file")
         person = Person(place, http)

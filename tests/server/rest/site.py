@@ -19,6 +19,7 @@ from deltaci.engine import feed
 from deltaci.server.auth.credentials import Signer, load_server_key
 from deltaci.storage.port import Store
 from tests.contract.backends import Backend, legal
+from tests.support.plain_http import NO_TLS
 
 WAIT_SECONDS: Final = 30.0
 TIME: Final = "2026-01-04T08:00:00Z"
@@ -220,7 +221,9 @@ async def opened(backend: Backend, folder: Path) -> AsyncIterator[ApiSite]:
         serving = asyncio.create_task(listener.serve())
         limits = httpx.Limits(max_connections=100)
         try:
-            async with httpx.AsyncClient(base_url=listener.url, timeout=WAIT_SECONDS, limits=limits) as http:
+            async with httpx.AsyncClient(
+                verify=NO_TLS, base_url=listener.url, timeout=WAIT_SECONDS, limits=limits
+            ) as http:
                 site = ApiSite(backend, service, listener.url, folder, http)
                 yield site
                 legal(await site.log())

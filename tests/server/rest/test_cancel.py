@@ -14,6 +14,7 @@ import pytest
 from deltaci.core.lease import CANCEL_SECONDS, TTL_SECONDS
 from tests.contract.backends import on_both_stores, within
 from tests.server.rest.site import TIME, ApiSite, Caller, gate, task
+from tests.support.plain_http import NO_TLS
 
 Opened = Callable[[], AbstractAsyncContextManager[ApiSite]]
 
@@ -30,7 +31,7 @@ def status_of(record: Any) -> tuple[str, bool, str | None]:
 
 async def badges(here: ApiSite, caller: Caller, *paths: str) -> list[str]:
     """Return the text of the status line of each of these web pages."""
-    async with httpx.AsyncClient(base_url=here.url) as browser:
+    async with httpx.AsyncClient(verify=NO_TLS, base_url=here.url) as browser:
         await browser.post("/sign-in", data={"key": caller.token}, headers={"Origin": here.url})
         pages = [(await browser.get(path, headers={"Accept": "text/html"})).text for path in paths]
     lines = [re.search(r'<span id="(?:run|job)-status".*', page, re.DOTALL) for page in pages]

@@ -21,6 +21,7 @@ from deltaci.server.web.markup import form
 from deltaci.server.web.page_request import HtmlPage, PageRequest, PageResponse, Redirect
 from deltaci.server.web.page_route import PageRoute
 from deltaci.storage import open_store
+from tests.support.plain_http import NO_TLS
 
 WAIT_SECONDS: Final = 30.0
 TENANT: Final = "default"
@@ -32,7 +33,7 @@ class Reader:
 
     def __init__(self, site: PagesSite) -> None:
         self.site = site
-        self.http = httpx.AsyncClient(base_url=site.url, timeout=WAIT_SECONDS, trust_env=False)
+        self.http = httpx.AsyncClient(verify=NO_TLS, base_url=site.url, timeout=WAIT_SECONDS, trust_env=False)
         self.csrf = ""
 
     async def get(self, path: str, **headers: str) -> httpx.Response:
@@ -75,7 +76,7 @@ class PagesSite:
         self.url = url
         self.folder = folder
         self._readers: list[Reader] = []
-        self._api = httpx.AsyncClient(base_url=f"{url}{ROOT}", timeout=WAIT_SECONDS, trust_env=False)
+        self._api = httpx.AsyncClient(verify=NO_TLS, base_url=f"{url}{ROOT}", timeout=WAIT_SECONDS, trust_env=False)
 
     def reader(self) -> Reader:
         """Another browser."""
