@@ -186,9 +186,7 @@ def prepare(folder: Path, story: str) -> list[MergeEntry]:
 
 def opened(folder: Path) -> Streams:
     """The same, found again."""
-    upstream = Upstream.__new__(Upstream)
-    upstream.bare, upstream.tree = folder / "upstream" / "shop.git", folder / "upstream" / "tree"
-    return Streams(upstream, folder / "bundles")
+    return Streams(Upstream.opened(folder / "upstream"), folder / "bundles")
 
 
 async def live(folder: Path, entries: Sequence[MergeEntry], number: int, at: int) -> list[str]:
