@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -26,6 +27,12 @@ from tests.support.upstream import ZEROS, Upstream
 
 FORGES = ("github", "gitea", "gitlab")
 STEPS = {"github": 2, "gitea": 5, "gitlab": 8}  # So many requests a landing makes.
+# Before each request, and after the last one. After any other request, the forge is as it is before the next one.
+CRASHES = [
+    *((kind, step, False) for kind in FORGES for step in range(STEPS[kind])),
+    *((kind, STEPS[kind] - 1, True) for kind in FORGES),
+]
+UPSTREAM, DATA, MIRROR = "upstream", "data", "mirror.git"  # Folders of a site.
 
 
 class CountingPush:
@@ -86,17 +93,51 @@ async def no_sleep(_seconds: float) -> None:
     """Return at once; the fake forges need no time."""
 
 
-@asynccontextmanager
-async def site(folder: Path, kind: str) -> AsyncIterator[Site]:
-    """Create a repository with a branch, and a commit that merges it."""
-    upstream = Upstream(folder / "upstream")
+class Template(NamedTuple):
+    """A repository with a branch, its mirror, and a commit that merges the branch. Each test copies the folder."""
+
+    folder: Path
+    base: str
+    commit: str
+
+
+def project_of(folder: Path, kind: str) -> Project:
+    """Return the project of the repository in this folder."""
+    url = f"file://{folder / UPSTREAM / 'shop.git'}"
+    return Project(name="shop", tenant="t", url=url, forge=kind, api_token="TOKEN")
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
+    """Create the repository once: it takes more CPU than a landing."""
+    folder = tmp_path_factory.mktemp("template")
+    upstream = Upstream(folder / UPSTREAM)
     upstream.switch("work")
     head = upstream.push({"new": "1\n"}, "some work", branch="work")
-    project = Project(name="shop", tenant="t", url=upstream.url, forge=kind, api_token="TOKEN")
-    builder = CommitBuilder(mirrors(folder / "data").for_project(project))
-    base = await builder.fetch_branch("main")
-    await builder.fetch_branch("work")
-    commit = await builder.merge(base, [head], "Merge some work", Signature("Delta CI", "ci@example.org", 10**15))
+
+    async def merge() -> tuple[str, str]:
+        mirror = mirrors(folder / DATA).for_project(project_of(folder, "github"))
+        builder = CommitBuilder(mirror)
+        base = await builder.fetch_branch("main")
+        await builder.fetch_branch("work")
+        signature = Signature("Delta CI", "ci@example.org", 10**15)
+        commit = await builder.merge(base, [head], "Merge some work", signature)
+        mirror.folder.rename(folder / MIRROR)  # The name of a mirror depends on the repository's path.
+        return base, commit
+
+    return Template(folder, *asyncio.run(merge()))
+
+
+@asynccontextmanager
+async def site(template: Template, folder: Path, kind: str) -> AsyncIterator[Site]:
+    """Copy the repository, and start its forge."""
+    shutil.copytree(template.folder, folder, dirs_exist_ok=True)
+    upstream = Upstream.opened(folder / UPSTREAM)
+    project = project_of(folder, kind)
+    mirror = mirrors(folder / DATA).for_project(project)
+    (folder / MIRROR).rename(mirror.folder)
+    builder = CommitBuilder(mirror)
+    base, commit = template.base, template.commit
     async with MergingForge(upstream.bare) as forge:
         fields = {
             "tenant": "t",
@@ -112,9 +153,11 @@ async def site(folder: Path, kind: str) -> AsyncIterator[Site]:
 
 @pytest.mark.parametrize("kind", FORGES)
 @on_loop
-async def test_a_tested_commit_becomes_the_base_and_nothing_is_left_behind(tmp_path: Path, kind: str) -> None:
+async def test_a_tested_commit_becomes_the_base_and_nothing_is_left_behind(
+    template: Template, tmp_path: Path, kind: str
+) -> None:
     """Moved by the forge and not by a push; the temporary branch is deleted."""
-    async with site(tmp_path, kind) as here:
+    async with site(template, tmp_path, kind) as here:
         await here.land()
 
         assert here.main == here.commit
@@ -126,9 +169,9 @@ async def test_a_tested_commit_becomes_the_base_and_nothing_is_left_behind(tmp_p
 
 @pytest.mark.parametrize("kind", FORGES)
 @on_loop
-async def test_a_base_that_moved_before_is_left_there(tmp_path: Path, kind: str) -> None:
+async def test_a_base_that_moved_before_is_left_there(template: Template, tmp_path: Path, kind: str) -> None:
     """Before the forge is asked: the result would be an untested commit."""
-    async with site(tmp_path, kind) as here:
+    async with site(template, tmp_path, kind) as here:
         found = here.move_on()
 
         with pytest.raises(BranchMoved) as moved:
@@ -140,9 +183,9 @@ async def test_a_base_that_moved_before_is_left_there(tmp_path: Path, kind: str)
 
 @pytest.mark.parametrize("kind", FORGES)
 @on_loop
-async def test_a_base_that_moves_meanwhile_is_left_there(tmp_path: Path, kind: str) -> None:
+async def test_a_base_that_moves_meanwhile_is_left_there(template: Template, tmp_path: Path, kind: str) -> None:
     """The forge refuses, because it is no fast-forward any more."""
-    async with site(tmp_path, kind) as here:
+    async with site(template, tmp_path, kind) as here:
         moves: list[str] = []
 
         def meanwhile(asked: ApiRequest) -> None:
@@ -159,9 +202,9 @@ async def test_a_base_that_moves_meanwhile_is_left_there(tmp_path: Path, kind: s
 
 @pytest.mark.parametrize("kind", FORGES)
 @on_loop
-async def test_a_protected_branch_is_a_permanent_error(tmp_path: Path, kind: str) -> None:
+async def test_a_protected_branch_is_a_permanent_error(template: Template, tmp_path: Path, kind: str) -> None:
     """The message says what the forge answered and what to do."""
-    async with site(tmp_path, kind) as here:
+    async with site(template, tmp_path, kind) as here:
         here.forge.protected = True
 
         with pytest.raises(GitFailed) as failed:
@@ -176,9 +219,9 @@ async def test_a_protected_branch_is_a_permanent_error(tmp_path: Path, kind: str
 
 @pytest.mark.parametrize("kind", FORGES)
 @on_loop
-async def test_an_invalid_token_changes_nothing(tmp_path: Path, kind: str) -> None:
+async def test_an_invalid_token_changes_nothing(template: Template, tmp_path: Path, kind: str) -> None:
     """The message names it as the reason but does not show it."""
-    async with site(tmp_path, kind) as here:
+    async with site(template, tmp_path, kind) as here:
         with pytest.raises(GitFailed) as failed:
             await here.land(api_token="wrong-one")
 
@@ -188,14 +231,13 @@ async def test_an_invalid_token_changes_nothing(tmp_path: Path, kind: str) -> No
         assert here.main == here.base
 
 
-@pytest.mark.parametrize("is_after", [False, True])
-@pytest.mark.parametrize(("kind", "step"), [(kind, step) for kind in FORGES for step in range(STEPS[kind])])
+@pytest.mark.parametrize(("kind", "step", "is_after"), CRASHES)
 @on_loop
 async def test_another_server_completes_a_landing_after_a_crash_at_any_request(
-    tmp_path: Path, kind: str, step: int, *, is_after: bool
+    template: Template, tmp_path: Path, kind: str, step: int, *, is_after: bool
 ) -> None:
     """The request was either not received, or done without its response being received."""
-    async with site(tmp_path, kind) as here:
+    async with site(template, tmp_path, kind) as here:
         here.forge.stop_at, here.forge.stop_after = step, is_after
         first = asyncio.create_task(here.land())
         await here.forge.is_stopped.wait()
@@ -214,9 +256,11 @@ async def test_another_server_completes_a_landing_after_a_crash_at_any_request(
 
 @pytest.mark.parametrize(("kind", "step"), [(kind, step) for kind in FORGES for step in range(STEPS[kind])])
 @on_loop
-async def test_a_server_error_of_the_forge_is_transient(tmp_path: Path, kind: str, step: int) -> None:
+async def test_a_server_error_of_the_forge_is_transient(
+    template: Template, tmp_path: Path, kind: str, step: int
+) -> None:
     """An effect in spite of status 502 counts; without one, the next try lands."""
-    async with site(tmp_path, kind) as here:
+    async with site(template, tmp_path, kind) as here:
         here.forge.status_overrides = {step: 502}
 
         try:
@@ -233,9 +277,11 @@ async def test_a_server_error_of_the_forge_is_transient(tmp_path: Path, kind: st
 
 @pytest.mark.parametrize("kind", ["gitea", "gitlab"])
 @on_loop
-async def test_a_forge_that_checks_for_too_long_is_a_transient_error(tmp_path: Path, kind: str) -> None:
+async def test_a_forge_that_checks_for_too_long_is_a_transient_error(
+    template: Template, tmp_path: Path, kind: str
+) -> None:
     """The next try continues with the same pull request."""
-    async with site(tmp_path, kind) as here:
+    async with site(template, tmp_path, kind) as here:
         here.forge.checks_before_merge = 25
 
         with pytest.raises(GitFailed, match="still checking") as failed:
@@ -251,9 +297,11 @@ async def test_a_forge_that_checks_for_too_long_is_a_transient_error(tmp_path: P
 
 @pytest.mark.parametrize(("name", "value"), [("merge_method", "merge"), ("squash_option", "always")])
 @on_loop
-async def test_gitlab_is_not_used_if_it_would_create_another_commit(tmp_path: Path, name: str, value: str) -> None:
+async def test_gitlab_is_not_used_if_it_would_create_another_commit(
+    template: Template, tmp_path: Path, name: str, value: str
+) -> None:
     """That commit would be untested; the tested one is pushed instead."""
-    async with site(tmp_path, "gitlab") as here:
+    async with site(template, tmp_path, "gitlab") as here:
         here.forge.project[name] = value
 
         await here.land()
@@ -264,17 +312,17 @@ async def test_gitlab_is_not_used_if_it_would_create_another_commit(tmp_path: Pa
 
 
 @on_loop
-async def test_a_project_without_a_token_is_pushed_to(tmp_path: Path) -> None:
-    async with site(tmp_path, "github") as here:
+async def test_a_project_without_a_token_is_pushed_to(template: Template, tmp_path: Path) -> None:
+    async with site(template, tmp_path, "github") as here:
         await here.land(api_token="")
 
         assert (here.main, here.pushing.count, here.forge.received) == (here.commit, 1, [])
 
 
 @on_loop
-async def test_an_unreadable_token_is_an_error_and_no_reason_to_push(tmp_path: Path) -> None:
+async def test_an_unreadable_token_is_an_error_and_no_reason_to_push(template: Template, tmp_path: Path) -> None:
     """The message says why it cannot be used."""
-    async with site(tmp_path, "github") as here:
+    async with site(template, tmp_path, "github") as here:
         with pytest.raises(GitFailed, match="there is no secret 'TOKEN'"):
             await here.land(api_token="", problem="there is no secret 'TOKEN'")
 
@@ -282,9 +330,9 @@ async def test_an_unreadable_token_is_an_error_and_no_reason_to_push(tmp_path: P
 
 
 @on_loop
-async def test_no_request_is_sent_to_a_forge_that_is_not_allowed(tmp_path: Path) -> None:
+async def test_no_request_is_sent_to_a_forge_that_is_not_allowed(template: Template, tmp_path: Path) -> None:
     """A project must not make the server send requests to arbitrary hosts."""
-    async with site(tmp_path, "github") as here:
+    async with site(template, tmp_path, "github") as here:
         with pytest.raises(GitFailed, match="without TLS") as failed:
             await here.land(api_url=here.forge.url.replace("127.0.0.1", "localhost"))
 
@@ -293,8 +341,8 @@ async def test_no_request_is_sent_to_a_forge_that_is_not_allowed(tmp_path: Path)
 
 
 @on_loop
-async def test_an_unreachable_forge_is_a_transient_error(tmp_path: Path) -> None:
-    async with site(tmp_path, "github") as here:
+async def test_an_unreachable_forge_is_a_transient_error(template: Template, tmp_path: Path) -> None:
+    async with site(template, tmp_path, "github") as here:
         client = ForgeHttpClient(["127.0.0.1"], timeout_seconds=2.0)
         gone = ForgeProject(
             tenant="t", name="shop", forge="github", repository=NAME, api_url="http://127.0.0.1:1", api_token=TOKEN
