@@ -18,7 +18,7 @@ from tests.support.budget import IS_THOROUGH, budget
 ROOT: Final = Path(__file__).parents[3]
 MEMORY: Final = Path("/dev/shm")
 MAX_SECONDS: Final = 500
-EVERY: Final = budget(6, 2)  # Steps from one kill to the next.
+EVERY: Final = budget(10, 2)  # Steps from one kill to the next.
 FIRST: Final = (1, 2) if IS_THOROUGH else (1,)  # With each of these as the first, so that all of them have their turn.
 
 
