@@ -38,7 +38,7 @@ SURFACES: Final = {
     "controllers/test_starting": "REST API",
     "controllers/test_transitions": "transitions.jsonl",
     "controllers/workstreams/test_first": "command line",
-    "controllers/workstreams/test_twenty": "REST API",
+    "controllers/workstreams/test_parallel": "REST API",
     "e2e/": "runner protocol",
     "fleet/test_health": "runner protocol",
     "fleet/test_incarnations": "runner protocol",
