@@ -72,9 +72,9 @@ class Person:
         self.page.wait_for_url("**/runs")
         return self
 
-    def let_in(self, person: str) -> Person:
+    def let_in(self, key: str) -> Person:
         """Signed in before, as somebody who comes back: no page is looked at, so nothing is in the browser's cache."""
-        cookies = self.house.sign_in(person)
+        cookies = self.house.sign_in(key)
         self.context.add_cookies(
             [{"name": name, "value": each, "url": self.house.url} for name, each in cookies.items()]
         )

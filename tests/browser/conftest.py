@@ -53,6 +53,6 @@ def visitor(browser: Browser, house: House) -> Iterator[Callable[..., Person]]:
 
 
 @pytest.fixture
-def ada(visitor: Callable[..., Person]) -> Person:
+def ada(visitor: Callable[..., Person], house: House) -> Person:
     """Somebody who may do everything, signed in before; no page is open yet."""
-    return visitor().let_in("ada")
+    return visitor().let_in(house.key("ada"))

@@ -117,10 +117,10 @@ class House:
             self.keys[wanted] = self.ask("POST", "/keys", body, token=self.operator_token(tenant))["token"]
         return self.keys[wanted]
 
-    def sign_in(self, person: str) -> dict[str, str]:
-        """The cookies of a session of this person, without a browser."""
+    def sign_in(self, key: str) -> dict[str, str]:
+        """The cookies of a session with this API key, without a browser."""
         with httpx.Client(verify=NO_TLS, trust_env=False, timeout=PATIENCE_SECONDS) as client:
-            answer = client.post(f"{self.url}/sign-in", data={"key": self.key(person)}, headers={"Origin": self.url})
+            answer = client.post(f"{self.url}/sign-in", data={"key": key}, headers={"Origin": self.url})
             assert answer.status_code == 303, answer.text
             return dict(client.cookies)
 

@@ -69,7 +69,7 @@ SPACED: Final = """
 @pytest.fixture(scope="module")
 def somebody(browser: Any, scene: Scene) -> Iterator[Person]:
     """Who looks at all of them, one after the other, as people do."""
-    person = Person(browser, scene.house).let_in("ada")
+    person = Person(browser, scene.house).let_in(scene.house.key("ada"))
     yield person
     person.context.close()
 
@@ -100,7 +100,7 @@ def test_every_page(route: PageRoute, scene: Scene, somebody: Person, visitor: C
 def _is_small_and_alone(person: Person, scene: Scene, path: str) -> None:
     """For somebody whose browser has seen nothing yet, also when it is not signed in."""
     if not path.startswith("/sign-in"):
-        person.let_in("ada")
+        person.let_in(scene.house.key("ada"))
     requests: list[Request] = []
     person.page.on("requestfinished", lambda request: requests.append(request))  # noqa: PLW0108
     person.page.goto(path, wait_until="load")

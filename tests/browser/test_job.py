@@ -67,7 +67,7 @@ def test_who_may_not_cancel_is_told_so(visitor: Callable[..., Person], house: Ho
     """Nobody finds out by being refused."""
     never = house.folder / "never"
     run = house.start(task("build", f"while [ ! -e {never} ]; do sleep 0.05; done"), title="Not by everybody")
-    reader = visitor().sign_in(house.key("rita", "read"))
+    reader = visitor().let_in(house.key("rita", "read"))
     page = reader.go(f"/runs/{run}/jobs/build")
 
     expect(page.get_by_text("needs the scope run")).to_be_attached()

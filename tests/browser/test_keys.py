@@ -106,7 +106,7 @@ def test_a_revoked_key_lets_nobody_in_and_ones_own_ends_the_visit(visitor: Calla
 
 def test_who_may_not_is_told_what_is_needed(visitor: Callable[..., Person], house: House) -> None:
     """A page without a form, that says which scope is missing and whom to ask."""
-    reader = visitor().sign_in(house.key("reader", "read"))
+    reader = visitor().let_in(house.key("reader", "read"))
     for path in ("/keys", "/new/key", "/secrets", "/new/secret", "/new/project", "/new/template"):
         answer = reader.page.goto(path)
         assert answer is not None

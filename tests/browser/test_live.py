@@ -34,11 +34,11 @@ NONE_LEFT: Final = "window.streams.every((each) => each.readyState === EventSour
 
 
 @pytest.fixture
-def watched(visitor: Callable[..., Person]) -> Person:
+def watched(visitor: Callable[..., Person], house: House) -> Person:
     """Somebody whose streams are counted."""
     person = visitor()
     person.context.add_init_script(WATCHED)
-    return person.let_in("ada")
+    return person.let_in(house.key("ada"))
 
 
 def _live(page: Page) -> None:
@@ -162,7 +162,7 @@ def test_a_server_that_restarts_is_waited_for(visitor: Callable[..., Person], tm
     """The page stays as it is, says that it is not live, and goes on by itself."""
     house = House(tmp_path).open(slots=0)
     try:
-        person = visitor(of=house).let_in("ada")
+        person = visitor(of=house).let_in(house.key("ada"))
         page = person.go("/runs")
         page.evaluate("window.seen = 'the same page'")
         expect(page.locator("#live")).to_have_attribute("data-own-state", "live")

@@ -350,7 +350,7 @@ def test_a_server_that_is_killed_is_missed_and_found_again(visitor: Callable[...
     house = House(tmp_path).open(slots=1)
     try:
         gate, other = tmp_path / "gate", tmp_path / "other"
-        ada = visitor(house).sign_in(house.key("ada"))
+        ada = visitor(house).let_in(house.key("ada"))
         run = house.start(task("talks", f"seq 1 500; {waits(gate)}; seq 501 900; {waits(other)}; seq 901 1000; exit 1"))
         page = ada.go(f"/runs/{run}/jobs/talks")
         expect(line(page, "500")).to_be_visible()

@@ -36,7 +36,8 @@ def test_pictures_are_made(scene: Scene, visitor: Callable[..., Person], tmp_pat
     """Each of a page with something on it, small enough for a README."""
     folder = FOLDER if os.environ.get("PICTURES") else tmp_path
     folder.mkdir(exist_ok=True)
-    ada = visitor(of=scene.house, viewport={"width": WIDTH, "height": HEIGHT}).let_in("ada")
+    key = scene.house.key("ada")
+    ada = visitor(of=scene.house, viewport={"width": WIDTH, "height": HEIGHT}).let_in(key)
     blank = ada.context.new_page()
     ada.page.bring_to_front()
 

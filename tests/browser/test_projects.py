@@ -47,7 +47,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 @pytest.fixture
 def ada(visitor: Callable[..., Person], place: Place) -> Person:
     """Somebody who may do everything, there."""
-    return visitor(place.house).sign_in(place.house.key("ada"))
+    return visitor(place.house).let_in(place.house.key("ada"))
 
 
 def test_a_project_is_added_and_says_how_it_hears_of_pushes(ada: Person, place: Place) -> None:
@@ -103,7 +103,7 @@ def test_of_two_who_change_a_project_the_slower_is_told_and_loses_nothing(
     page = ada.go("/projects/both")
     page.get_by_role("link", name="Edit").click()
     page.get_by_label("Description").fill("what ada wants")
-    grace = visitor(place.house).sign_in(place.house.key("grace"))
+    grace = visitor(place.house).let_in(place.house.key("grace"))
     theirs = grace.go("/projects/both/edit")
     theirs.get_by_label("Main branch").fill("trunk")
     theirs.get_by_label("Start scheduled runs").uncheck()
@@ -203,7 +203,7 @@ def test_changes_appear_with_their_runs_or_with_why_none_came(ada: Person, place
 def test_who_may_only_read_sees_all_and_can_change_nothing(visitor: Callable[..., Person], place: Place) -> None:
     """Buttons are there and say what they need; no form is."""
     place.add("looked-at", webhook_secret="ANY_HOOK")
-    reader = visitor(place.house).sign_in(place.house.key("reader", "read"))
+    reader = visitor(place.house).let_in(place.house.key("reader", "read"))
     page = reader.go("/projects/looked-at")
     for name, scope in (("Run now", "run"), ("Edit", "admin"), ("Remove", "admin")):
         expect(page.locator(".button.off", has_text=name)).to_have_attribute("title", f"needs the scope {scope}")
@@ -219,7 +219,7 @@ def test_who_may_only_read_sees_all_and_can_change_nothing(visitor: Callable[...
 
 def test_what_is_empty_says_what_to_do(visitor: Callable[..., Person], place: Place) -> None:
     """A tenant in which nothing was done yet."""
-    eva = visitor(place.house).sign_in(place.house.key("eva", tenant="new tenant"))
+    eva = visitor(place.house).let_in(place.house.key("eva", tenant="new tenant"))
     for path, says in (
         ("/projects", "There is no project yet."),
         ("/changes", "No change in any repository yet."),
@@ -266,7 +266,7 @@ def test_what_is_known_to_be_flaky_is_shown(visitor: Callable[..., Person], hous
         job = task(name, f"test -e {mark}")
         house.until(house.start(job, project="shaky", commit="c" * 40))
         mark.touch()
-    ada = visitor().sign_in(house.key("ada"))
+    ada = visitor().let_in(house.key("ada"))
     page = ada.go("/flaky")
 
     line = page.locator("tr", has_text=name)

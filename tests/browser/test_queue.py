@@ -43,7 +43,7 @@ def reason(page: Page, id: str) -> Locator:
 
 def test_each_kind_of_reason_is_told_and_goes_away(small: House, visitor: Callable[..., Person]) -> None:
     """Busy, a label that nobody has, a group, people, other jobs: with links, numbers, and without a reload."""
-    ada = visitor(small).sign_in(small.key("ada"))
+    ada = visitor(small).let_in(small.key("ada"))
     go = small.folder / "kinds.go"
     page = ada.go("/queue")
     expect(page.get_by_text("The queue is empty and no job is running.")).to_be_visible()
@@ -103,7 +103,7 @@ def test_each_kind_of_reason_is_told_and_goes_away(small: House, visitor: Callab
 
 def test_a_time_that_must_come_is_told(small: House, visitor: Callable[..., Person]) -> None:
     """What failed and is tried again later says when; so does what is not heard of yet."""
-    ada = visitor(small).sign_in(small.key("ada"))
+    ada = visitor(small).let_in(small.key("ada"))
     again = {"max_attempts": 2, "base_delay_seconds": 3000}
     run = small.start(task("later", "echo fatal: No space left on device; exit 1", retry=again), title="Again")
 
@@ -152,7 +152,7 @@ def test_filters_and_pages(ada: Person, house: House) -> None:
 def test_who_may_only_look_sees_it_and_others_see_nothing(house: House, visitor: Callable[..., Person]) -> None:
     """A reader of the tenant; and somebody of another one."""
     run = house.start(task("secret", runs_on=["nobody-ever"]), title="A secret of the tenant")
-    eve, stranger = visitor().sign_in(house.key("eve", "read")), visitor().sign_in(house.key("x", tenant="lonely"))
+    eve, stranger = visitor().let_in(house.key("eve", "read")), visitor().let_in(house.key("x", tenant="lonely"))
 
     page = eve.go("/queue?label=nobody-ever")
     expect(waits(page, f"{run}/secret.1")).to_contain_text("A secret of the tenant")

@@ -57,7 +57,7 @@ def test_a_run_goes_from_queued_to_green_without_a_reload(quiet: House, visitor:
     """The graph, the table, the waterfall, the reasons and the title: all of it, on the very same page."""
     file = quiet.folder / "go"
     run = quiet.start(task("build", waits(file), needs=[]), task("test", needs=["build"]), title="From queued to green")
-    ada = visitor(quiet).sign_in(quiet.key("ada"))
+    ada = visitor(quiet).let_in(quiet.key("ada"))
     page = ada.go(f"/runs/{run}")
     page.evaluate("window.seen = document.getElementById('graph-picture').seen = 'the same'")
     expect(node(page, "build")).to_have_attribute("aria-label", "build: queued")
@@ -126,7 +126,7 @@ def test_a_waiting_job_is_approved_in_another_browser(ada: Person, house: House,
     ada.check()
     ada.check_fits()
 
-    bob = visitor().sign_in(house.key("bob", "read", "approve", roles=("release",)))
+    bob = visitor().let_in(house.key("bob", "read", "approve", roles=("release",)))
     his = bob.go(f"/runs/{run}")
     his.keyboard.press("a")
     expect(his.get_by_role("dialog")).to_be_visible()
@@ -141,7 +141,7 @@ def test_a_waiting_job_is_approved_in_another_browser(ada: Person, house: House,
     expect(page.locator("#approvals")).to_contain_text("bob approved")
     expect(page.locator("#approvals")).to_contain_text("looks good <b>to me</b>")
     expect(line(page, "release")).to_contain_text("1 of 2 approved")
-    cleo = visitor().sign_in(house.key("cleo", "read", "approve", roles=("release",)))
+    cleo = visitor().let_in(house.key("cleo", "read", "approve", roles=("release",)))
     cleo.go(f"/runs/{run}")
     confirm(cleo.page, "Approve")
     for each in (page, his):
@@ -276,7 +276,7 @@ def test_whoever_may_only_read_is_told_why_there_are_no_buttons(house: House, vi
     """And a form that is sent all the same is refused."""
     run = house.start(gate("release", []), task("deploy", needs=["release"]), title="Only to be read")
     house.until(run, "WAITING_APPROVAL")
-    rita = visitor().sign_in(house.key("rita", "read"))
+    rita = visitor().let_in(house.key("rita", "read"))
     page = rita.go(f"/runs/{run}")
 
     for name, scope in (("Cancel", "run"), ("Approve", "approve"), ("Reject", "approve")):
@@ -399,7 +399,7 @@ def test_a_page_outlives_its_server_and_a_plan_that_failed_says_where(
     quiet.start_runner("r1", "--slots", "2")
     file = quiet.folder / "go"
     run = quiet.start(task("build", waits(file), needs=[]), task("test", needs=["build"]), title="Outlives it")
-    ada = visitor(quiet).sign_in(quiet.key("ada"))
+    ada = visitor(quiet).let_in(quiet.key("ada"))
     page = ada.go(f"/runs/{run}")
     page.evaluate("window.seen = 'the same'")
     expect(node(page, "build")).to_have_class(re.compile("busy"))

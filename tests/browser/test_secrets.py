@@ -102,7 +102,7 @@ def test_a_server_that_cannot_keep_secrets_says_why(
     house = House(tmp_path, is_forked=False)
     try:
         house.open(slots=0)
-        ada = visitor(house).sign_in(house.key("ada"))
+        ada = visitor(house).let_in(house.key("ada"))
         page = ada.go("/new/secret")
         page.get_by_label("Name").fill("TOKEN")
         page.get_by_label("Value").fill("never-sent-back")

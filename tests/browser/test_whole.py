@@ -83,7 +83,7 @@ def test_a_server_that_goes_away_behind_a_page_is_waited_for(visitor: Callable[.
     """It wrote the page and none of its parts, and nobody's browser says that it cannot be reached."""
     house = House(tmp_path).open(slots=0)
     try:
-        person = visitor(of=house).let_in("ada")
+        person = visitor(of=house).let_in(house.key("ada"))
         page = person.page
         asked: list[str] = []
 

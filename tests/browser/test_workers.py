@@ -99,7 +99,7 @@ def test_what_a_worker_does_is_seen_and_leads_there(ada: Person, house: House) -
 
 def test_drained_here_explained_there_and_resumed(ada: Person, house: House, visitor: Callable[..., Person]) -> None:
     """Somebody else sees in the queue why a job waits, and sees it go once the worker is resumed."""
-    bob = visitor().sign_in(house.key("bob", "run"))
+    bob = visitor().let_in(house.key("bob", "run"))
     with runner(house, "drain-1", "--labels", "drain"):
         page = ada.go("/workers?q=drain-1")
         state(page, "drain-1", "ready")
@@ -160,7 +160,7 @@ def test_a_worker_that_dies_is_silent_and_then_gone(tmp_path: Path, visitor: Cal
     try:
         process = here.start_runner("dies-1")
         here.start(task("endless", _until(tmp_path / "never")), title="Endless")
-        page = visitor(here).sign_in(here.key("ada")).go("/workers")
+        page = visitor(here).let_in(here.key("ada")).go("/workers")
         state(page, "dies-1", "busy")
         page.evaluate("window.seen = 'the same page'")
 
@@ -236,7 +236,7 @@ def test_a_token_is_refused_with_what_was_typed(ada: Person) -> None:
 
 def test_who_may_only_look_is_told_what_is_missing(house: House, visitor: Callable[..., Person]) -> None:
     """What can be done is there to see, and says which scope it needs."""
-    eve = visitor().sign_in(house.key("eve", "read"))
+    eve = visitor().let_in(house.key("eve", "read"))
     page = eve.go("/workers")
     expect(line(page, "r1")).to_be_visible(timeout=SOON)
 
@@ -274,7 +274,7 @@ def test_filters_leave_only_what_fits_and_nobody_is_an_answer(
         page.keyboard.press("/")
         expect(page.get_by_label("Search")).to_be_focused()
 
-    lonely = visitor().sign_in(house.key("lone", tenant="lonely"))
+    lonely = visitor().let_in(house.key("lone", tenant="lonely"))
     page = lonely.go("/workers")
     expect(page.get_by_text("There are no workers")).to_be_visible()
     lonely.check()

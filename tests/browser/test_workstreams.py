@@ -75,7 +75,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 @pytest.fixture
 def ada(visitor: Callable[..., Person], shop: Shop) -> Person:
     """Somebody who may do everything."""
-    return visitor(shop.house).sign_in(shop.house.key("ada"))
+    return visitor(shop.house).let_in(shop.house.key("ada"))
 
 
 def column(page: Page, state: str) -> Any:
@@ -141,7 +141,7 @@ def test_a_form_that_was_sent_and_changed_says_so(ada: Person, shop: Shop) -> No
 def test_who_may_only_read_is_told_so(visitor: Callable[..., Person], shop: Shop) -> None:
     """No way to a new one on the board, an explanation where one leads there, and no way to stop one."""
     id = shop.create(one("looked-at", waits(shop.file("looked-at"))), base=shop.base("looked-at"))
-    bob = visitor(shop.house).sign_in(shop.house.key("bob", "read"))
+    bob = visitor(shop.house).let_in(shop.house.key("bob", "read"))
 
     page = bob.go("/workstreams")
     expect(page.locator(f"#ws-{id}")).to_be_visible()
@@ -327,7 +327,7 @@ def test_a_batch_is_tested_on_top_of_others_and_split_when_it_is_bad(ada: Person
 def test_nothing_waits_and_nothing_is_there(visitor: Callable[..., Person], shop: Shop) -> None:
     """Empty pages say what to do next."""
     key = shop.house.key("eve", tenant="empty")
-    eve = visitor(shop.house).sign_in(key)
+    eve = visitor(shop.house).let_in(key)
     page = eve.go("/workstreams")
     expect(page.get_by_text("There is no workstream yet")).to_be_visible()
     eve.check()
