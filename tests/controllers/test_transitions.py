@@ -29,9 +29,11 @@ from deltaci.storage.port import Store
 from tests.contract.backends import within
 from tests.controllers import busy
 from tests.controllers.logs import checked, commit, many, one_run, whole
+from tests.support.budget import budget
 
 VALIDATOR = Path(__file__).parents[2] / "scripts" / "validate" / "validate_state_transitions.py"
-KILLS = 30
+KILLS = budget(12, 30)
+MANY = budget(20_000, 100_000)
 MAX_BUSY_SECONDS = 0.25
 EVERYTHING = 1_000_000
 
@@ -282,11 +284,11 @@ async def _ended(url: str, folder: Path) -> int:
 
 
 @within(120)
-async def test_a_hundred_thousand_events_are_written_in_a_few_seconds(
+async def test_many_events_are_written_in_a_few_seconds(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """Somebody who was away for long catches up faster than anybody can commit."""
-    store, events = MemoryStore(), many(100_000)
+    store, events = MemoryStore(), many(MANY)
     for at in range(0, len(events), 1000):
         await commit(store, events[at : at + 1000])
     begun = time.monotonic()
@@ -296,7 +298,7 @@ async def test_a_hundred_thousand_events_are_written_in_a_few_seconds(
         seconds = time.monotonic() - begun
 
     record_property("figure", f"transitions.jsonl: {len(events) / seconds:,.0f} events a second, from the beginning")
-    assert checked(tmp_path / FILE).event_count > 30_000
+    assert checked(tmp_path / FILE).event_count > 0.3 * MANY
     assert seconds < 60
 
 
