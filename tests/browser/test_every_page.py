@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import struct
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -11,6 +14,7 @@ from playwright.sync_api import Page, Request
 
 from deltaci.server.web.page_route import PageRoute
 from deltaci.server.web.routes import PAGES
+from tests.browser import pictures
 from tests.browser.browsing import LARGE, Person
 from tests.browser.scene import Scene
 
@@ -164,3 +168,39 @@ def test_every_other_address_is_known() -> None:
     paths = {page.path for page in PAGES if page.get or page.enter}
 
     assert {*OTHERWISE} - paths <= {"/sign-in/oidc", "/sign-in/oidc/back"}
+
+
+# -- the pictures of the README: here, because they show the same scene
+
+
+def test_pictures_are_made(scene: Scene, visitor: Callable[..., Person], tmp_path: Path) -> None:
+    """Each of a page with something on it, small enough for a README."""
+    folder = pictures.FOLDER if os.environ.get("PICTURES") else tmp_path
+    folder.mkdir(exist_ok=True)
+    ada = visitor(of=scene.house, viewport={"width": pictures.WIDTH, "height": pictures.HEIGHT}).let_in(
+        scene.house.key("ada")
+    )
+    blank = ada.context.new_page()
+    ada.page.bring_to_front()
+
+    for name, scheme in pictures.PICTURES.items():
+        ada.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        page = pictures.shown(ada, name, scene.ids)
+        picture = pictures.packed(blank, page.screenshot())
+        (folder / f"{name}.png").write_bytes(picture)
+
+        assert struct.unpack(">II", picture[16:24]) == (pictures.WIDTH, pictures.HEIGHT)
+        assert 8_000 < len(picture) <= pictures.MAX_BYTES, f"{name}: {len(picture)} bytes"
+    ada.check(is_accessible=False)
+
+
+def test_the_readme_shows_them() -> None:
+    """Nothing that is shown is missing, and nothing is kept that nobody sees."""
+    readme = (pictures.ROOT / "README.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"docs/images/(web-[a-z]+)\.png", readme))
+
+    assert shown == set(pictures.PICTURES)
+    for name in shown:
+        picture = (pictures.FOLDER / f"{name}.png").read_bytes()
+        assert picture.startswith(b"\x89PNG\r\n\x1a\n")
+        assert len(picture) <= pictures.MAX_BYTES

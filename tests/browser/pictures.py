@@ -1,24 +1,20 @@
 """Pictures of the web interface, for people who have not started it yet: made by looking at it.
 
-`PICTURES=1 pytest tests/browser/test_pictures.py` writes those of the README. Times and ids are different each time, so
-they are not compared; what is checked is that each is a picture of a page, and that the README has them all.
+`PICTURES=1 pytest tests/browser/test_every_page.py -k pictures` writes those of the README. Times and ids are different
+each time, so they are not compared; what is checked is that each is a picture of a page, and that the README has all.
 """
 
 from __future__ import annotations
 
-import os
-import re
 import struct
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal
 
 from playwright.sync_api import Page, expect
 
 from tests.browser.browsing import Person
-from tests.browser.scene import Scene
 
 ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = ROOT / "docs" / "images"
@@ -32,27 +28,7 @@ PICTURES: Final[dict[str, Literal["light", "dark"]]] = {
 }
 
 
-def test_pictures_are_made(scene: Scene, visitor: Callable[..., Person], tmp_path: Path) -> None:
-    """Each of a page with something on it, small enough for a README."""
-    folder = FOLDER if os.environ.get("PICTURES") else tmp_path
-    folder.mkdir(exist_ok=True)
-    key = scene.house.key("ada")
-    ada = visitor(of=scene.house, viewport={"width": WIDTH, "height": HEIGHT}).let_in(key)
-    blank = ada.context.new_page()
-    ada.page.bring_to_front()
-
-    for name, scheme in PICTURES.items():
-        ada.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        page = _shown(ada, name, scene.ids)
-        picture = packed(blank, page.screenshot())
-        (folder / f"{name}.png").write_bytes(picture)
-
-        assert struct.unpack(">II", picture[16:24]) == (WIDTH, HEIGHT)
-        assert 8_000 < len(picture) <= MAX_BYTES, f"{name}: {len(picture)} bytes"
-    ada.check(is_accessible=False)
-
-
-def _shown(person: Person, name: str, ids: dict[str, str]) -> Page:
+def shown(person: Person, name: str, ids: dict[str, str]) -> Page:
     """The page, once what makes it worth a picture is there."""
     if name == "web-runs":
         page = person.go("/runs")
@@ -68,18 +44,6 @@ def _shown(person: Person, name: str, ids: dict[str, str]) -> Page:
         expect(page.get_by_text("Better search").first).to_be_visible()
     expect(page.locator("#live")).to_have_attribute("data-own-state", "live")
     return page
-
-
-def test_the_readme_shows_them() -> None:
-    """Nothing that is shown is missing, and nothing is kept that nobody sees."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = set(re.findall(r"docs/images/(web-[a-z]+)\.png", readme))
-
-    assert shown == set(PICTURES)
-    for name in shown:
-        picture = (FOLDER / f"{name}.png").read_bytes()
-        assert picture.startswith(b"\x89PNG\r\n\x1a\n")
-        assert len(picture) <= MAX_BYTES
 
 
 # -- a PNG with a palette is a third of one without
