@@ -120,7 +120,8 @@ class Stage:
         if not self.history.run_id and isinstance(response, str):
             self.history.run_id = response
         self.history.ends[name] = await self.site.store.last_seq()
-        self.history.replies[name] = response
+        # A runner has a connection, which cannot be stored with the history.
+        self.history.replies[name] = response.name if isinstance(response, ScriptedRunner) else response
         self.history.runs[name] = await self.ada.run(self.history.run_id)
         workers = (await self.ada.get("/workers")).body["workers"]
         self.history.workers[name] = {worker["id"]: worker for worker in workers}
