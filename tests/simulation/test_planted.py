@@ -1,7 +1,7 @@
 """Every mistake that is planted in the real code is found by some invariant.
 
-`python -m tests.simulation.planted` searches for all of them from seed 0 and records the seeds in `planted.jsonl`. The
-test tries the recorded seed first; if histories have changed since, it searches all seeds.
+`python -m tests.simulation.planted` searches for all of them from seed 0 and records a short history for each in
+`planted.jsonl`. The test plays that first; if histories have changed since, it searches all seeds.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ import pytest
 from deltaci.simulation.checker.history_checker import INVARIANTS
 from deltaci.simulation.history import Simulation
 from deltaci.simulation.scenario import draw_scenario
-from tests.simulation.planted import FAULTS, caught, recorded_seeds, search
+from tests.simulation.planted import FAULTS, play, recorded_replays, search
+
+REPLAYS = recorded_replays()
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_mistake_is_found(name: str, record_property: Callable[[str, object], None]) -> None:
     """A simulator is only worth something if it finds mistakes that are there."""
     fault = FAULTS[name]
-    seed = recorded_seeds().get(name)
-    invariant, message = caught(fault, seed) if seed is not None else ("", "")
+    replay = REPLAYS.get(name)
+    history = play(fault, replay) if replay else None
+    invariant, message = (history.invariant, history.message) if history else ("", "")
     if not invariant:
         row = search(fault)
         assert row is not None, f"not found: {fault.sentence}"
