@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from deltaci.core import attempt, run
+from deltaci.core.decide import Decision
 from deltaci.core.events import Event
-from deltaci.core.job import BLOCKED, CANCELED, Job
+from deltaci.core.job import BLOCKED, CANCELED, QUEUED, Job
 from deltaci.core.run import Run
 from deltaci.engine.shard import MAX_CHAIN_LOADS
 from deltaci.storage.codec import LAZY_DECODE_COUNT
 from deltaci.storage.port import Load, LoadJobs
-from tests.contract.backends import Backend, on_loop
+from tests.contract.backends import Backend, Lease, on_loop, runner_message
 from tests.contract.test_start import Watched, start
 from tests.support.lab import task
 
@@ -50,6 +51,26 @@ async def test_a_chain_whose_first_job_fails_is_blocked_with_a_few_loads(backend
         last = await server.find(f"r1/j{JOBS - 1}", Job)
         assert (last.state, last.reason) == (CANCELED, BLOCKED)
         assert (await server.find("r1", Run)).state == run.FAILED
+        await server.verified()
+
+
+@on_loop
+async def test_many_jobs_of_a_run_are_claimed_and_completed_with_one_load_each_time(backend: Backend) -> None:
+    """It once took one load per claimed job, and one per completed job that others wait for."""
+    pairs = [(task(f"a{n}"), task(f"b{n}", f"a{n}")) for n in range(JOBS)]
+    async with backend.server(Watched) as server:
+        await server.do(start(*(job for pair in pairs for job in pair)))
+
+        claimed = await server.claim(limit=JOBS)
+
+        assert len(claimed) == JOBS
+        assert loads(server.store) == 1
+        leases = [Lease("w1", granted.lease_id) for granted in claimed]
+        outcome = {"is_success": True, "exit_code": 0}
+        answers = await server.engine.do_all(runner_message(attempt.Complete, lease, **outcome) for lease in leases)
+        assert all(isinstance(answer, Decision) for answer in answers)
+        assert loads(server.store) == 1
+        assert (await server.find(f"r1/b{JOBS - 1}", Job)).state == QUEUED
         await server.verified()
 
 

@@ -238,7 +238,7 @@ class Shard:
             if isinstance(request, NewRecord | StartRun) and request.has_random_id:
                 random_ids.add(request.id)
             elif isinstance(request, Command):
-                required_ids.update(related_ids(request))
+                required_ids.update(related_ids(request.id, request.actor))
                 if request.request_id:
                     identified.append(request)
             elif isinstance(request, Claim):
@@ -254,6 +254,7 @@ class Shard:
         else:
             store_now, stored_records = yield Begin(tuple(id for id in required_ids if id not in self._stored_columns))
             self._cache_loaded(stored_records, required_ids | random_ids)
+            yield from self._load_waiting_jobs(requests, stored_records)
         if identified:
             yield from self._repeats.recall(identified, self._unit_of_work)
         now = self._clock.read(store_now)
@@ -398,8 +399,38 @@ class Shard:
             self._cache_loaded((yield LoadList(tenant, WORKERS)))
             self._unit_of_work.tenants_with_workers.add(tenant)
         else:
-            stored_records = yield Load(not_loaded.ids)
-            self._cache_loaded(stored_records, not_loaded.ids)
+            yield from self._load_uncached(not_loaded.ids)
+
+    def _load_uncached(self, ids: Iterable[str]) -> Transaction[None]:
+        """Load those of these records that are not cached, with one query."""
+        uncached_ids = tuple(dict.fromkeys(id for id in ids if id not in self._unit_of_work.records))
+        if uncached_ids:
+            self._cache_loaded((yield Load(uncached_ids)), uncached_ids)
+
+    def _load_waiting_jobs(
+        self, requests: Sequence[Request], stored_records: Iterable[StoredRecord]
+    ) -> Transaction[None]:
+        """Load the jobs that wait for one that a request of this batch probably ends, with their first attempts.
+
+        `stored_records` were loaded for the requests.
+        """
+        jobs = [stored_record.record for stored_record in stored_records if isinstance(stored_record.record, Job)]
+        if jobs:
+            finished_ids = {request.id for request in requests if isinstance(request, attempt.Outcome)}
+            finished_jobs = [job for job in jobs if job.attempt_id in finished_ids]
+            waiting_ids = [id for job in finished_jobs for id in (*job.dependents, *job.followers)]
+            yield from self._load_uncached((*waiting_ids, *(ids.attempt_id(id, 1) for id in waiting_ids)))
+
+    def _cache_ready(self, claim: Claim, stored_records: list[StoredRecord]) -> Transaction[list[StoredRecord]]:
+        """Cache ready attempts, return them, and load what granting them to the claiming worker probably needs."""
+        actor = worker_actor(claim.worker_id)
+        yield from self._load_uncached(
+            related_id
+            for stored_record in self._cache_loaded(stored_records)
+            if stored_record.record.run_id
+            for related_id in related_ids(stored_record.record.id, actor)
+        )
+        return stored_records
 
     def _count_live_leases(self, claims: Iterable[Claim]) -> Transaction[None]:
         """Count the live leases of each tenant whose claims have a limit.
@@ -431,7 +462,7 @@ class Shard:
         """
         pool_key = claim.pool_key
         if ready is not None and not any(isinstance(stored_record.record, UnreadableRecord) for stored_record in ready):
-            self._pools[pool_key] = self._cache_loaded(ready)
+            self._pools[pool_key] = yield from self._cache_ready(claim, ready)
         granted_count = self._granted_count
         while pool_key not in self._pools:
             # Attempts that this batch granted are still ready in the store, so ask for that many more. Not for more:
@@ -446,7 +477,7 @@ class Shard:
             )
             granted_in_result_count = sum(not self._is_still_ready(stored_record) for stored_record in stored_records)
             if granted_in_result_count <= granted_count or len(stored_records) < query.limit:
-                self._pools[pool_key] = self._cache_loaded(stored_records)
+                self._pools[pool_key] = yield from self._cache_ready(claim, stored_records)
             granted_count = granted_in_result_count
         return self._pools[pool_key]
 
@@ -647,19 +678,17 @@ class Shard:
             self._stored_columns[id] = (put.version + 1, put.due_at)
 
 
-def related_ids(command: Command) -> Iterable[str]:
-    """Return the ids of the records that a command probably needs.
+def related_ids(id: str, actor: str) -> tuple[str, ...]:
+    """Return the ids of the records that a command to this record by this actor probably needs.
 
-    These are the record itself and, for one of a run, its run and its job, and the worker that sent the command.
+    These are the record itself and, for one of a run, its run and its job, and the worker that sends the command.
     """
-    yield command.id
-    run_id, separator, name_in_run = command.id.partition("/")
-    if separator:
-        yield run_id
-        yield f"{run_id}/{name_in_run.rpartition('.')[0] or name_in_run}"
-        sender_kind, _, worker_id = command.actor.partition(":")
-        if sender_kind == RUNNER:
-            yield worker_id
+    run_id, separator, name_in_run = id.partition("/")
+    if not separator:
+        return (id,)
+    job_id = f"{run_id}/{name_in_run.rpartition('.')[0] or name_in_run}"
+    sender_kind, _, worker_id = actor.partition(":")
+    return (id, run_id, job_id, worker_id) if sender_kind == RUNNER else (id, run_id, job_id)
 
 
 def is_queue_attempt(record: Record | None) -> bool:
