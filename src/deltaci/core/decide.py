@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -78,7 +78,7 @@ class CancelJob(Command, frozen=True, kw_only=True):
     reason: str = job.JOB_CANCELED
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """The result of `decide`: the addressed record afterwards, all changed records by id, and the events in order.
 
     For a repeated request, `changed` and `events` are empty.
@@ -169,7 +169,7 @@ _STANDALONE_COMMANDS: Final = frozenset(
 
 def _decide_standalone_attempt(unit: UnitOfWork, before: attempt.Attempt, command: Command, at: int) -> Decision:
     events: list[Event] = []
-    changed = attempt.decide(before, command, at if at > before.updated_at else before.updated_at, events)
+    changed = attempt.decide(before, command, at, events)
     if changed is before:
         return Decision(before, {}, events)
     if type(command) is attempt.Grant and command.starts:
@@ -196,7 +196,7 @@ def _create_standalone_attempt(unit: UnitOfWork, command: NewRecord, at: int) ->
     return Decision(created, {created.id: created}, events)
 
 
-class _PendingCommand(NamedTuple):
+class _PendingCommand(msgspec.Struct, frozen=True, gc=False):
     command: Command
     is_submitted: bool  # checked for repeats and against `expected_rev`
     may_refuse: bool
@@ -213,7 +213,8 @@ def _apply_with_follow_ups(unit: UnitOfWork, command: Command, at: int) -> Recor
     touched_run_ids: dict[str, None] = {}
     for _ in range(MAX_FOLLOWUPS):
         while pending_commands:
-            part, is_submitted, may_refuse = pending_commands.popleft()
+            pending = pending_commands.popleft()
+            part = pending.command
             if command.request_id and not part.request_id:
                 part = msgspec.structs.replace(part, request_id=command.request_id)
             if isinstance(part, CancelLiveJob):
@@ -222,15 +223,18 @@ def _apply_with_follow_ups(unit: UnitOfWork, command: Command, at: int) -> Recor
                     continue
                 part = resolved
             event_count = len(unit.events)
-            _apply_one(unit, part, at, is_submitted=is_submitted, may_refuse=may_refuse)
-            for event in unit.events[event_count:]:
-                _update_tally(unit, event, touched_run_ids)
-                _note_unconfirmed_stop(unit, event)
-            if type(part) is attempt.Grant and part.starts and unit.events[event_count:]:
+            _apply_one(unit, part, at, is_submitted=pending.is_submitted, may_refuse=pending.may_refuse)
+            new_events = unit.events[event_count:]
+            for event in new_events:
+                if event.entity == ATTEMPT:
+                    _note_unconfirmed_stop(unit, event)
+                else:
+                    _update_tally(unit, event, touched_run_ids)
+            if type(part) is attempt.Grant and part.starts and new_events:
                 start = attempt.start_of(part, unit.attempt(part.id))
                 pending_commands.appendleft(_PendingCommand(start, is_submitted=False, may_refuse=False))
             # Follow-ups go first, so that the next command reads the records that they leave behind.
-            pending_commands.extendleft(reversed(_follow_ups(unit, unit.events[event_count:])))
+            pending_commands.extendleft(reversed(_follow_ups(unit, new_events)))
         for id in list(touched_run_ids):
             del touched_run_ids[id]
             next_command = run.next_command(unit.run(id))
@@ -247,10 +251,8 @@ def _follow_ups(unit: UnitOfWork, events: list[Event]) -> list[_PendingCommand]:
     for event in events:
         key = event.to if event.from_ != event.to else event.trigger
         for follow_up, may_refuse in _FOLLOW_UPS.get((event.entity, key), ()):
-            commands += [
-                _PendingCommand(command, is_submitted=False, may_refuse=may_refuse)
-                for command in follow_up(unit, event)
-            ]
+            for command in follow_up(unit, event):
+                commands.append(_PendingCommand(command, is_submitted=False, may_refuse=may_refuse))
     return commands
 
 
@@ -305,7 +307,7 @@ def _update_tally(unit: UnitOfWork, event: Event, touched_run_ids: dict[str, Non
 
 def _note_unconfirmed_stop(unit: UnitOfWork, event: Event) -> None:
     """Record in the run until when the process of an attempt that has just ended may run, unless the run is over."""
-    if event.entity != ATTEMPT or not event.run_id or event.to not in attempt.TERMINAL:
+    if not event.run_id or event.to not in attempt.TERMINAL:
         return
     until = unit.attempt(event.entity_id).stop_unconfirmed_until
     if until and (record := unit.run(event.run_id)).stop_unconfirmed_until < until and not run.is_over(record):

@@ -10,6 +10,7 @@ shows every state.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from hashlib import blake2b
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
@@ -70,7 +71,8 @@ copy: Final = Record.__copy__  # type: ignore[attr-defined]  # Written in C; fou
 S = TypeVar("S", bound=Stateful)
 R = TypeVar("R", bound=Record)
 
-# The result of a handler: target state, changed fields, event metadata. None means a repeat, which changes nothing.
+# The result of a handler: target state, changed fields, event metadata (a new dict). None means a repeat, which changes
+# nothing.
 Transition = tuple[str, dict[str, Any], dict[str, Any]]
 Handler = Callable[[Any, Any, int], Transition | None]
 
@@ -294,7 +296,7 @@ class Machine(Generic[S]):
                 )
             if current_type is not command_type:
                 # Nobody sent this step: it follows from the command.
-                metadata = {**metadata, "implied_by": stored_name(command_type)}
+                metadata["implied_by"] = stored_name(command_type)
             rev = draft.rev + 1
             events.append(
                 Event(
@@ -317,9 +319,9 @@ class Machine(Generic[S]):
             # Copy once per command: no caller has seen the copy yet, so that its fields may be overwritten.
             if draft is record:
                 draft = copy(record)
+                put(draft, "updated_at", at)
             put(draft, "state", new_state)
             put(draft, "rev", rev)
-            put(draft, "updated_at", at)
             for name, value in changes.items():
                 put(draft, name, value)
         return draft
@@ -352,6 +354,7 @@ def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(values))
 
 
+@cache
 def stored_name(command: type[Command]) -> str:
     """Return the name that stands for this type of command in fingerprints of stored requests.
 

@@ -544,14 +544,14 @@ def updated_tally(tally: Tally, state_before: str, changed_job: job.Job) -> Tall
 
     `state_before` is ABSENT if the job was just created.
     """
-    state_after = changed_job.state
+    state_after, is_doomed = changed_job.state, job.dooms_run(changed_job)
     opened = (state_before == ABSENT) - (state_after in job.TERMINAL)
     return Tally(
         tally.open + opened,
         tally.active + (state_after in job.ACTIVE) - (state_before in job.ACTIVE),
         tally.waiting + (state_after == job.WAITING_APPROVAL) - (state_before == job.WAITING_APPROVAL),
-        tally.doomed + job.dooms_run(changed_job),
-        tally.first_doomed or (changed_job.id if job.dooms_run(changed_job) else ""),
+        tally.doomed + is_doomed,
+        tally.first_doomed or (changed_job.id if is_doomed else ""),
         tally.open_optional + opened * (not changed_job.spec.is_required),
     )
 

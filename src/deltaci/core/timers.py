@@ -14,6 +14,7 @@ from deltaci.core.worker import Worker
 Due = tuple[int, type[Command]]
 
 _TIMED: Final = (attempt.RUNNING, attempt.UPLOADING)
+_UNLEASED: Final = (attempt.QUEUED, attempt.STALE)
 
 
 def next_due(record: Record) -> Due | None:
@@ -64,11 +65,11 @@ def ready_at(record: Record) -> int | None:
 
     Of attempts with the same priority, the one with the earliest time is claimed first.
     """
-    if type(record) is Attempt and (
-        record.state == attempt.QUEUED or (record.state == attempt.STALE and not record.is_lost_too_often)
-    ):
-        return max(record.run_at, record.fence_until, record.created_at)
-    return None
+    if type(record) is not Attempt or record.state not in _UNLEASED:
+        return None
+    if record.state == attempt.STALE and record.is_lost_too_often:
+        return None
+    return max(record.run_at, record.fence_until, record.created_at)
 
 
 def group_fence(record: Record) -> int | None:

@@ -64,7 +64,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         return self.tenant, self.worker_id, self.request_id
 
 
-class ClaimedAttempt(msgspec.Struct, frozen=True):
+class ClaimedAttempt(msgspec.Struct, frozen=True, gc=False):
     """A granted attempt and the lease id that proves the right to run it. The lease id is returned only here."""
 
     attempt: Attempt
