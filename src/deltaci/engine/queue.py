@@ -419,8 +419,9 @@ class AsyncQueue:
     ) -> list[QueueJob | Refused]:
         check_text("worker", worker)
         check_request_id(request_id)
+        actor = worker_actor(worker)
         return await self._send_all(
-            [self._leased_command(command_type, lease_id, worker, request_id=request_id) for lease_id in lease_ids]
+            [self._leased_command(command_type, lease_id, actor, request_id=request_id) for lease_id in lease_ids]
         )
 
     async def finish_all(
@@ -432,40 +433,43 @@ class AsyncQueue:
         """
         check_text("worker", worker)
         check_request_id(request_id)
+        actor = worker_actor(worker)
         commands: list[Command | Refused] = []
         for outcome in ends:
             try:
                 fields = {**_finish_fields(outcome), "request_id": request_id}
-                commands.append(self._leased_command(attempt.Finish, outcome.lease_id, worker, **fields))
+                commands.append(self._leased_command(attempt.Finish, outcome.lease_id, actor, **fields))
             except Refused as refused:
                 commands.append(refused)
         return await self._send_all(commands)
 
     def _leased_command(
-        self, command_type: type[attempt.LeasedCommand], lease_id: str, worker: str, **fields: Any
+        self, command_type: type[attempt.LeasedCommand], lease_id: str, actor: str, **fields: Any
     ) -> Command | Refused:
         try:
             lease_ref = parse_lease_id(lease_id)
         except Refused as refused:
             return refused
-        return command_type(
-            id=lease_ref.attempt_id, actor=worker_actor(worker), lease=lease_ref, tenant=self._tenant, **fields
-        )
+        return command_type(id=lease_ref.attempt_id, actor=actor, lease=lease_ref, tenant=self._tenant, **fields)
 
     async def _send_all(self, commands: Sequence[Command | Refused]) -> list[QueueJob | Refused]:
         """Apply the commands.
 
         Return a job or refusal for each, in order; refusals among the commands are passed through.
         """
-        decisions = iter(await self._engine.do_all(command for command in commands if not isinstance(command, Refused)))
+        decisions = iter(
+            await self._engine.do_all([command for command in commands if not isinstance(command, Refused)])
+        )
         results: list[QueueJob | Refused] = []
         for command in commands:
-            decision = command if isinstance(command, Refused) else next(decisions)
+            if isinstance(command, Refused):
+                results.append(command)
+                continue
+            decision = next(decisions)
             if isinstance(decision, Refused):
                 results.append(decision)
                 continue
             assert isinstance(decision.record, Attempt)
-            assert not isinstance(command, Refused)
             results.append(_unexpected_end(command, decision.record) or QueueJob(decision.record))
         return results
 
@@ -574,6 +578,8 @@ def _unexpected_end(command: Command, record: Attempt) -> JobCanceled | LeaseLos
 
     That is a result after the request to cancel the job, and a stall or requeue after too many lost leases.
     """
+    if record.lease is not None:
+        return None
     if isinstance(command, attempt.Outcome) and not attempt.complete_answer(record)[0]:
         return JobCanceled(
             record.cancel_reason, f"job {record.id} was cancelled ({record.cancel_reason}); its result was not stored"

@@ -100,7 +100,6 @@ class Shard:
         self._unreadable_handler = unreadable_handler
         self._unit_of_work = UnitOfWork()
         self._stored_columns: dict[str, tuple[int, int | None]] = {}  # Version and due time of each cached record.
-        self._absent_ids: list[str] = []
         self._loaded_ids: set[str] = set()  # Read from the store during this batch.
         self._granted_count = 0
         self._requested_counts: dict[PoolKey, int] = {}
@@ -221,7 +220,7 @@ class Shard:
 
     def _clear_cache(self) -> None:
         latest_at = self._unit_of_work.latest_at
-        self._unit_of_work, self._stored_columns, self._absent_ids = UnitOfWork(), {}, []
+        self._unit_of_work, self._stored_columns = UnitOfWork(), {}
         self._unit_of_work.latest_at = latest_at
 
     def _process_batch(self, requests: Sequence[Request]) -> Transaction[list[Response]]:
@@ -235,7 +234,7 @@ class Shard:
         identified: list[Command] = []
         claims: list[Claim] = []
         for request in requests:
-            if isinstance(request, NewRecord | StartRun) and request.has_random_id:
+            if isinstance(request, (NewRecord, StartRun)) and request.has_random_id:
                 random_ids.add(request.id)
             elif isinstance(request, Command):
                 required_ids.update(related_ids(request.id, request.actor))
@@ -263,13 +262,13 @@ class Shard:
         due_times: dict[str, int | None] = {}
         responses: list[Response] = []
         for request in requests:
-            if isinstance(request, Claim):
-                responses.append((yield from self._claim(request, now, ready, changed, events)))
-            elif isinstance(request, Tick):
-                responses.append((yield from self._run_due(request, now, changed, events, due_times)))
-            else:
+            if isinstance(request, Command):
                 decision = self._try_decide(request, now, changed, events)
                 responses.append(decision or (yield from self._decide(request, now, changed, events)))
+            elif isinstance(request, Claim):
+                responses.append((yield from self._claim(request, now, ready, changed, events)))
+            else:
+                responses.append((yield from self._run_due(request, now, changed, events, due_times)))
         puts = [self._put_changed(record, due_times) for record in changed.values()]
         puts += [self._put_due_time(id, due_at) for id, due_at in due_times.items() if id not in changed]
         if puts:
@@ -288,19 +287,19 @@ class Shard:
 
         Remember, for this batch, that the ids in `required_ids` that were not loaded have no record.
         """
+        records = self._unit_of_work.records
         for stored_record in stored_records:
             id = stored_record.record.id
             self._loaded_ids.add(id)
             if id not in self._stored_columns or self._stored_columns[id][0] < stored_record.version:
-                self._unit_of_work.records[id] = stored_record.record
+                records[id] = stored_record.record
                 self._stored_columns[id] = (stored_record.version, stored_record.due_at)
             if isinstance(stored_record.record, UnreadableRecord):
                 self._unreadable_handler.report(stored_record.record)
         for id in required_ids:
-            if id not in self._unit_of_work.records:
+            if id not in records:
                 self._loaded_ids.add(id)
-                self._unit_of_work.records[id] = None
-                self._absent_ids.append(id)
+                records[id] = None
         return stored_records
 
     def _evict_uncacheable(self) -> None:
@@ -308,11 +307,11 @@ class Shard:
 
         Done after each batch.
         """
-        for id in (*self._absent_ids, *self._loaded_ids):
-            if not is_cacheable(self._unit_of_work.records.get(id)):
-                self._unit_of_work.records.pop(id, None)
+        records = self._unit_of_work.records
+        for id in self._loaded_ids:
+            if not is_cacheable(records.get(id)):
+                records.pop(id, None)
                 self._stored_columns.pop(id, None)
-        self._absent_ids.clear()
         self._unit_of_work.job_ids.clear()
         self._unit_of_work.tenants_with_workers.clear()
 
@@ -600,12 +599,11 @@ class Shard:
             salt = secret[:SALT_CHARS]
             secret = derive_lease_secret(record.id, lease_number, salt)
         lease_id = ids.lease_id(record.id, lease_number, secret)
-        lease_ref = ids.LeaseRef(record.id, lease_number, ids.lease_fingerprint(lease_id))
         grant_command = attempt.Grant(
             id=record.id,
             actor=actor,
             request_id=claim.request_id,
-            fingerprint=lease_ref.fingerprint,
+            fingerprint=ids.lease_fingerprint(lease_id),
             labels=claim.labels,
             ttl_seconds=claim.ttl_seconds,
             accept_seconds=claim.accept_seconds,
@@ -657,7 +655,7 @@ class Shard:
         version, old_due_at = self._stored_columns.get(record.id, (0, None))
         next_deadline = next_due(record)
         due_at = next_deadline[0] if next_deadline is not None else None
-        if record.id not in due_times and due_at is not None and old_due_at is not None:
+        if due_at is not None and old_due_at is not None and record.id not in due_times:
             # Store only an earlier deadline, so that a renewed lease does not change the index.
             due_at = min(due_at, old_due_at)
         return Put(record, version, ready_at(record), due_at, is_over(record))

@@ -58,7 +58,7 @@ def check_labels(labels: object) -> None:
 
     A single text is refused, because it would be taken for a list of characters.
     """
-    if not isinstance(labels, list | tuple | set | frozenset) or len(labels) > MAX_LABELS:
+    if not isinstance(labels, (list, tuple, set, frozenset)) or len(labels) > MAX_LABELS:
         raise bad_request(f"labels is {short_repr(labels)}; give a list of at most {MAX_LABELS} texts")
     for label in labels:
         check_text("a label", label)
