@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from deltaci.core.attempt import Attempt
-from deltaci.core.events import WORKER, Event
+from deltaci.core.events import Event
 from deltaci.core.job import Job
 from deltaci.core.machine import Record
 from deltaci.core.run import Run
@@ -51,13 +51,12 @@ class EventChunk(msgspec.Struct, frozen=True):
 
 
 def pack_events(events: Sequence[Event]) -> EventChunk:
-    """Return the events of one transaction, encoded as one row. It is found by the ids of their runs and entities."""
-    scopes = frozenset(event.run_id or event.entity_id for event in events)
-    return EventChunk(len(events), events[-1].at, encode(events), scopes | _worker_ids(events))
+    """Return the events of one transaction, encoded as one row. It is found by the ids of their runs.
 
-
-def _worker_ids(events: Sequence[Event]) -> frozenset[str]:
-    return frozenset(event.entity_id for event in events if event.entity == WORKER)
+    Events of records without a run, such as workers, are found by the ids of these records.
+    """
+    scopes = frozenset({event.run_id or event.entity_id for event in events})
+    return EventChunk(len(events), events[-1].at, encode(events), scopes)
 
 
 def unpack_events(last_seq: int, count: int, body: bytes, after: int = 0) -> Iterator[Event]:

@@ -292,10 +292,11 @@ class GroupFence(NamedTuple):
 
 def group_fences(write: Write) -> list[GroupFence]:
     """Return the groups that the ended attempts of this write keep, sorted, so that no two writers deadlock."""
+    ended_attempts = [put.record for put in write.puts if put.is_terminal and isinstance(put.record, Attempt)]
     return sorted(
-        GroupFence(put.record.tenant, put.record.group, fence_until, put.record.id)
-        for put in write.puts
-        if put.is_terminal and isinstance(put.record, Attempt) and (fence_until := group_fence(put.record)) is not None
+        GroupFence(ended_attempt.tenant, ended_attempt.group, fence_until, ended_attempt.id)
+        for ended_attempt in ended_attempts
+        if (fence_until := group_fence(ended_attempt)) is not None
     )
 
 
