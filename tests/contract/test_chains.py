@@ -10,9 +10,9 @@ from deltaci.core.run import Run
 from deltaci.engine.shard import MAX_CHAIN_LOADS
 from deltaci.storage.codec import LAZY_DECODE_COUNT
 from deltaci.storage.port import Load, LoadJobs
-from tests.contract.backends import Backend, Lease, on_loop, runner_message
+from tests.contract.backends import Backend, on_loop, runner_message
 from tests.contract.test_start import Watched, start
-from tests.support.lab import task
+from tests.support.lab import Lease, task
 
 JOBS = 200
 CHAIN = tuple(task(f"j{n}", *([f"j{n - 1}"] if n else [])) for n in range(JOBS))

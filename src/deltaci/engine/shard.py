@@ -409,7 +409,7 @@ class Shard:
     def _load_waiting_jobs(
         self, requests: Sequence[Request], stored_records: Iterable[StoredRecord]
     ) -> Transaction[None]:
-        """Load the jobs that wait for one that a request of this batch probably ends, with their first attempts.
+        """Load the jobs that wait for a job that a request of this batch probably ends, and their first attempts.
 
         `stored_records` were loaded for the requests.
         """
