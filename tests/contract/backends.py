@@ -25,6 +25,7 @@ from deltaci.core.events import Event
 from deltaci.core.ids import lease_ref
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
+from deltaci.core.results import JobResult, ResultKey
 from deltaci.core.worker import Worker
 from deltaci.engine.engine import Claim, ClaimedAttempt, DeriveLeaseSecret, Engine
 from deltaci.engine.queue import AsyncQueue
@@ -282,6 +283,12 @@ class Wrapped:
 
     async def last_seq(self) -> int:
         return await self.inner.last_seq()
+
+    async def find_job_results(self, keys: Sequence[ResultKey]) -> list[JobResult]:
+        return await self.inner.find_job_results(keys)
+
+    async def delete_job_results(self, before: int, limit: int) -> int:
+        return await self.inner.delete_job_results(before, limit)
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
         return await self.inner.prune(finished_before=finished_before, events_before=events_before, limit=limit)

@@ -68,6 +68,7 @@ def test_every_change_of_a_plan_changes_its_hash() -> None:
         "is_family_fail_fast": True,
         "retry_on": ("INFRA",),
         "group": "g",
+        "inputs": "h",
     }
     assert set(changed) == set(JobSpec.__struct_fields__)
     variants = [plan_hash([JobSpec(**{"name": "a", "work": plain.work, field: changed[field]})]) for field in changed]

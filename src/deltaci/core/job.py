@@ -68,6 +68,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     is_family_fail_fast: bool = False  # Its failure cancels the rest of its family.
     retry_on: tuple[str, ...] = ()  # Failure classes to retry; empty means all retryable ones.
     group: str = ""  # Of a tenant's jobs in one group, at most one runs at a time.
+    inputs: str = ""  # The hash of its inputs, under which its result is stored; empty: it is not stored.
 
 
 class Job(Record, frozen=True, kw_only=True):

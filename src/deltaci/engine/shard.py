@@ -29,6 +29,7 @@ from deltaci.core.instants import SECOND
 from deltaci.core.job import Job
 from deltaci.core.listing import WORKERS, list_changes
 from deltaci.core.machine import ABSENT, REQUESTS_IN_RECORD, Command, Record
+from deltaci.core.results import ended_job_results
 from deltaci.core.timers import Due, is_over, next_due, ready_at
 from deltaci.core.unit_of_work import UnitOfWork
 from deltaci.engine.clock import MonotonicClock
@@ -272,15 +273,26 @@ class Shard:
         puts = [self._put_changed(record, due_times) for record in changed.values()]
         puts += [self._put_due_time(id, due_at) for id, due_at in due_times.items() if id not in changed]
         if puts:
-            tenants = freed_tenants(changed.values(), self._limited_tenants)
-            list_changes = batch_list_changes(changed, events)
-            repeats = self._repeats
-            yield Write(puts, events, True, list_changes, tenants, repeats.moved_requests, repeats.claim_grants)
+            yield self._write_of(puts, changed, events)
             for put in puts:
                 self._update_cache(put)
         self._evict_uncacheable()
         self._clock.advance_to(self._unit_of_work.latest_at)
         return responses
+
+    def _write_of(self, puts: list[Put], changed: Mapping[str, Record], events: list[Event]) -> Write:
+        """Return the request that writes a batch, with all that follows from its changed records."""
+        others = [record for record in changed.values() if type(record) is not Attempt]
+        return Write(
+            puts,
+            events,
+            is_last=True,
+            list_changes=batch_list_changes(others, events),
+            freed_tenants=freed_tenants(changed.values(), self._limited_tenants),
+            moved_requests=self._repeats.moved_requests,
+            claim_grants=self._repeats.claim_grants,
+            job_results=ended_job_results(others, self._unit_of_work.records),
+        )
 
     def _cache_loaded(self, stored_records: list[StoredRecord], required_ids: Iterable[str] = ()) -> list[StoredRecord]:
         """Cache the records that were loaded from the store, and return them.
@@ -702,14 +714,12 @@ def is_cacheable(record: Record | None) -> bool:
     return type(record) is Attempt and not record.job_id and record.lease is not None
 
 
-def batch_list_changes(changed: Mapping[str, Record], events: Sequence[Event]) -> list[ListChange]:
-    """Return which lists the changed runs and workers join and leave.
+def batch_list_changes(changed: Iterable[Record], events: Sequence[Event]) -> list[ListChange]:
+    """Return which lists the changed runs and workers join and leave. `changed` has no attempts.
 
     The first event of a record tells its state before the batch.
     """
-    runs_and_workers = [
-        record for record in changed.values() if type(record) is not Attempt and type(record) is not Job
-    ]
+    runs_and_workers = [record for record in changed if type(record) is not Job]
     if not runs_and_workers:
         return []
     states_before: dict[str, str] = {}

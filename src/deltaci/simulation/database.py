@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
+from deltaci.core.results import JobResult, ResultKey
 from deltaci.storage.commit_hints import CommitHints, ReadyCounts
 from deltaci.storage.memory import MemoryStore
 from deltaci.storage.port import (
@@ -227,6 +228,14 @@ class ServerConnection:
     async def group_holder(self, tenant: str, group: str) -> str:
         await self._check_available()
         return await self._database.group_holder(tenant, group)
+
+    async def find_job_results(self, keys: Sequence[ResultKey]) -> list[JobResult]:
+        await self._check_available()
+        return await self._database.find_job_results(keys)
+
+    async def delete_job_results(self, before: int, limit: int) -> int:
+        await self._check_available()
+        return await self._database.delete_job_results(before, limit)
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
         await self._check_available()

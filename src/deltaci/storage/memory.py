@@ -16,6 +16,7 @@ import msgspec
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event, with_seq
 from deltaci.core.machine import Record
+from deltaci.core.results import JobResult, ResultKey
 from deltaci.core.timers import group_fence
 from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, decode_record, encode
 from deltaci.storage.commit_hints import CommitHints
@@ -106,10 +107,12 @@ class MemoryStore:
         self._documents = MemoryDocuments()
         self._moved_requests: dict[tuple[str, str], list[MovedRequest]] = {}  # By their keys.
         self._claim_grants: dict[tuple[str, str, str], list[ClaimGrant]] = {}
+        self._job_results: dict[ResultKey, JobResult] = {}
         self._rows_to_restore: list[tuple[str, _Row | None, _Row | None]] = []
         self._list_changes_to_undo: list[ListChange] = []
         self._requests_to_undo: list[MovedRequest] = []
         self._grants_to_undo: list[ClaimGrant] = []
+        self._results_to_restore: list[tuple[ResultKey, JobResult | None]] = []
         self.commit_hints = CommitHints()
 
     async def open(self) -> None:
@@ -133,9 +136,12 @@ class MemoryStore:
                 self._moved_requests[moved.key].remove(moved)
             for grant in self._grants_to_undo:
                 self._claim_grants[grant.key].remove(grant)
+            for key, result_before in reversed(self._results_to_restore):
+                self._replace_result(key, result_before)
             raise
         finally:
             self._rows_to_restore.clear()
+            self._results_to_restore.clear()
             self._list_changes_to_undo.clear()
             self._requests_to_undo, self._grants_to_undo = [], []
         if became_ready is not None:
@@ -242,9 +248,20 @@ class MemoryStore:
             row = _row(put)
             self._set_rows(row.id, None if put.is_terminal else row, row if put.is_terminal else None)
         self._list_changes_to_undo += [self._lists.apply(change) for change in write.list_changes]
+        for result in write.job_results:
+            result_before = self._job_results.get(result.key)
+            if result_before is None or result_before.at <= result.at:
+                self._results_to_restore.append((result.key, result_before))
+                self._replace_result(result.key, result)
         for event in write.events:
             self._events.append(with_seq(event, self._pruned + len(self._events) + 1))
         return self._pruned + len(self._events)
+
+    def _replace_result(self, key: ResultKey, result: JobResult | None) -> None:
+        if result is None:
+            del self._job_results[key]
+        else:
+            self._job_results[key] = result
 
     def _version(self, id: str) -> int:
         """Return the version that a write of this record must have read: 0 if there is no record.
@@ -379,6 +396,17 @@ class MemoryStore:
     async def last_seq(self) -> int:
         """Return the `seq` of the newest committed event, 0 if there is none."""
         return self._pruned + len(self._events)
+
+    async def find_job_results(self, keys: Sequence[ResultKey]) -> list[JobResult]:
+        """Return the stored results with these keys, without keys that have none."""
+        return [self._job_results[key] for key in dict.fromkeys(keys) if key in self._job_results]
+
+    async def delete_job_results(self, before: int, limit: int) -> int:
+        """Delete up to `limit` results of jobs that ended before this time. Return how many."""
+        old_keys = [key for key, result in self._job_results.items() if result.at < before][:limit]
+        for key in old_keys:
+            del self._job_results[key]
+        return len(old_keys)
 
     async def prune(self, *, finished_before: int, events_before: int, limit: int) -> int:
         """Delete records that finished, and events that happened, before these times; up to `limit` of each.

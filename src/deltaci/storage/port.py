@@ -19,6 +19,7 @@ from deltaci.core.events import Event
 from deltaci.core.job import Job
 from deltaci.core.listing import ListKey
 from deltaci.core.machine import Record, request_id_of
+from deltaci.core.results import JobResult, ResultKey
 from deltaci.core.timers import group_fence
 from deltaci.core.worker import required_labels
 from deltaci.storage import commit_hints
@@ -254,6 +255,8 @@ class Write(msgspec.Struct, frozen=True):
 
     `moved_requests` and `claim_grants` are stored until the record that they name is deleted. A claim that was stored
     with grants before is a `Conflict`.
+
+    `job_results` are sorted by key. Each replaces the stored result with its key, unless that one is later.
     """
 
     puts: list[Put]
@@ -263,6 +266,7 @@ class Write(msgspec.Struct, frozen=True):
     freed_tenants: frozenset[str] = frozenset()
     moved_requests: list[MovedRequest] = []
     claim_grants: list[ClaimGrant] = []
+    job_results: list[JobResult] = []
 
 
 def ready_counts(write: Write) -> dict[tuple[str, str], int]:
@@ -511,6 +515,14 @@ class Store(Protocol):
 
     async def last_seq(self) -> int:
         """Return the `seq` of the newest committed event, 0 if there is none."""
+        ...
+
+    async def find_job_results(self, keys: Sequence[ResultKey]) -> list[JobResult]:
+        """Return the stored results with these keys, without keys that have none."""
+        ...
+
+    async def delete_job_results(self, before: int, limit: int) -> int:
+        """Delete up to `limit` results of jobs that ended before this time. Return how many."""
         ...
 
     @property

@@ -13,9 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, cast
 
 import asyncpg
+from msgspec.structs import astuple
 
 from deltaci.core.attempt import Attempt
 from deltaci.core.machine import Record
+from deltaci.core.results import JobResult, ResultKey
 from deltaci.core.timers import ready_at
 from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, LISTED_KINDS, decode_record
 from deltaci.storage.commit_hints import CommitHints, ReadyCounts
@@ -64,9 +66,11 @@ from deltaci.storage.sql import (
     DELETE_GROUP_FENCES,
     GROUP_HOLDER,
     GROUP_IS_FREE,
+    JOB_RESULT_COLUMNS,
     ON_LIST,
     POSTPONE,
     QUEUE_KEYS,
+    job_result_of,
 )
 from deltaci.storage.sql_store import SqlStore
 
@@ -149,6 +153,16 @@ _FIND_MOVED: Final = (
 )
 _FIND_GRANTS: Final = (
     "SELECT * FROM claim_grants WHERE tenant = $1 AND worker_id = $2 AND request_id = $3 ORDER BY position"
+)
+_FIND_JOB_RESULTS: Final = (
+    f"SELECT {JOB_RESULT_COLUMNS} FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[]) "
+    "AS u (tenant, project, trust, job, inputs) JOIN job_results r ON r.tenant = u.tenant AND r.project = u.project "
+    "AND r.trust = u.trust AND r.job = u.job AND r.inputs = u.inputs"
+)
+_DELETE_JOB_RESULTS: Final = (
+    "DELETE FROM job_results r USING (SELECT tenant, project, trust, job, inputs FROM job_results "
+    "WHERE ended_at < $1 ORDER BY ended_at LIMIT $2) o WHERE r.tenant = o.tenant AND r.project = o.project "
+    "AND r.trust = o.trust AND r.job = o.job AND r.inputs = o.inputs AND r.ended_at < $1 RETURNING 1"
 )
 _DELETE_MOVED: Final = "DELETE FROM moved_requests WHERE record_id = ANY($1)"
 _DELETE_GRANTS: Final = "DELETE FROM claim_grants WHERE attempt_id = ANY($1)"
@@ -387,6 +401,15 @@ class PostgresStore(SqlStore):
     async def delete_document(self, kind: str, tenant: str, name: str, version: int) -> bool:
         """Delete the document if it still has this version. Return whether it was deleted."""
         return bool(await self._fetch(f"{_DELETE_DOCUMENT} RETURNING 1", kind, tenant, name, version))
+
+    async def find_job_results(self, keys: Sequence[ResultKey]) -> list[JobResult]:
+        """Return the stored results with these keys, without keys that have none."""
+        columns = [list(column) for column in zip(*map(astuple, dict.fromkeys(keys)), strict=True)]
+        return [job_result_of(row) for row in await self._fetch(_FIND_JOB_RESULTS, *columns)] if columns else []
+
+    async def delete_job_results(self, before: int, limit: int) -> int:
+        """Delete up to `limit` results of jobs that ended before this time. Return how many."""
+        return len(await self._fetch(_DELETE_JOB_RESULTS, before, limit))
 
     async def now(self) -> int:
         """Return the time of the store's clock, in microseconds."""

@@ -12,7 +12,7 @@ from deltaci.storage.codec import KIND_OF, EventChunk, encode, pack_events
 from deltaci.storage.document_backends import sorted_for_write
 from deltaci.storage.list_index import added_rows, removed_rows
 from deltaci.storage.port import Conflict, Document, ListChange, Write, group_fences
-from deltaci.storage.sql import PUT_GROUP_FENCE, insert_values
+from deltaci.storage.sql import JOB_RESULT_CONFLICT, PUT_GROUP_FENCE, insert_values, job_result_row
 
 CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 # One statement writes a whole batch. Each part counts the rows that had the expected version; if the sum is too small,
@@ -93,6 +93,10 @@ _INSERT_GRANTS: Final = (
     "INSERT INTO claim_grants SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::text[], "
     "$6::int[]) ON CONFLICT DO NOTHING"
 )
+_PUT_JOB_RESULTS: Final = (
+    "INSERT INTO job_results SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], "
+    f"$6::text[], $7::text[], $8::text[], $9::bigint[]) {JOB_RESULT_CONFLICT}"
+)
 _PUT_GROUP_FENCE: Final = PUT_GROUP_FENCE.format("$1", "$2", "$3", "$4")
 _NO_CHUNK: Final = EventChunk(0, 0, b"", frozenset())
 
@@ -100,7 +104,7 @@ _NO_CHUNK: Final = EventChunk(0, 0, b"", frozenset())
 def is_single_statement(write: Write) -> bool:
     """Return whether `write_batch` writes this with a single statement, so that it needs no BEGIN and COMMIT."""
     return (
-        not (write.moved_requests or write.claim_grants)
+        not (write.moved_requests or write.claim_grants or write.job_results)
         and all(put.version or not put.is_terminal for put in write.puts)
         and not group_fences(write)
     )
@@ -151,6 +155,8 @@ async def write_batch(connection: Any, write: Write) -> int:
         inserted = await connection.execute(_INSERT_GRANTS, *_columns(sorted(map(astuple, write.claim_grants)), 6))
         if int(inserted.rpartition(" ")[2]) != len(write.claim_grants):
             raise Conflict(tuple(grant.attempt_id for grant in write.claim_grants))
+    if write.job_results:
+        await connection.execute(_PUT_JOB_RESULTS, *_columns(list(map(job_result_row, write.job_results)), 9))
     if fences := group_fences(write):
         await connection.executemany(_PUT_GROUP_FENCE, fences)
     chunk = pack_events(write.events) if write.events else _NO_CHUNK

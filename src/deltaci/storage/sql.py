@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
+from msgspec.structs import astuple
+
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
+from deltaci.core.results import JobResult, ResultKey
 from deltaci.storage.codec import KIND_OF, encode, select_events
 from deltaci.storage.port import Put, UnreadableRecord
 
@@ -43,6 +46,15 @@ PUT_GROUP_FENCE: Final = (
     "WHERE group_fences.fence_until < excluded.fence_until"
 )
 DELETE_GROUP_FENCES: Final = "DELETE FROM group_fences WHERE fence_until < {0}"
+
+# The parameters are the columns of a job result. A result that ended later stays.
+JOB_RESULT_CONFLICT: Final = (
+    "ON CONFLICT (tenant, project, trust, job, inputs) DO UPDATE SET state = excluded.state, "
+    "commit_id = excluded.commit_id, run_id = excluded.run_id, ended_at = excluded.ended_at "
+    "WHERE job_results.ended_at <= excluded.ended_at"
+)
+JOB_RESULT_COLUMNS: Final = "r.tenant, r.project, r.trust, r.job, r.inputs, r.state, r.commit_id, r.run_id, r.ended_at"
+JOB_RESULT_KEY: Final = "tenant = {0} AND project = {1} AND trust = {2} AND job = {3} AND inputs = {4}"
 
 POSTPONE: Final = (
     "UPDATE records SET ready_at = CASE WHEN ready_at IS NULL THEN NULL ELSE {0} END, "
@@ -128,6 +140,16 @@ class LogReader:
 def group_name(record: Record) -> str | None:
     """Return the record's concurrency group, or None if it has none."""
     return (record.group or None) if isinstance(record, Attempt) else None
+
+
+def job_result_row(result: JobResult) -> tuple[Any, ...]:
+    """Return the column values of a result in the table `job_results`."""
+    return (*astuple(result.key), result.state, result.commit, result.run_id, result.at)
+
+
+def job_result_of(row: Sequence[Any]) -> JobResult:
+    """Return the result with these column values."""
+    return JobResult(ResultKey(*row[:5]), *row[5:])
 
 
 def insert_values(put: Put) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from msgspec.structs import astuple
 
 from deltaci.core.machine import Record
+from deltaci.core.results import JobResult, ResultKey
 from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, LISTED_KINDS, decode_record, encode, pack_events
 from deltaci.storage.commit_hints import CommitHints, ReadyCounts
 from deltaci.storage.document_backends import DELETE, document_conflict, sorted_for_write
@@ -59,11 +60,16 @@ from deltaci.storage.sql import (
     DELETE_GROUP_FENCES,
     GROUP_HOLDER,
     GROUP_IS_FREE,
+    JOB_RESULT_COLUMNS,
+    JOB_RESULT_CONFLICT,
+    JOB_RESULT_KEY,
     ON_LIST,
     POSTPONE,
     PUT_GROUP_FENCE,
     QUEUE_KEYS,
     insert_values,
+    job_result_of,
+    job_result_row,
 )
 from deltaci.storage.sql_store import SqlStore
 
@@ -98,6 +104,14 @@ _INSERT_GRANT: Final = "INSERT INTO claim_grants VALUES (?, ?, ?, ?, ?, ?) ON CO
 _FIND_MOVED: Final = "SELECT record_id, request FROM moved_requests WHERE record_id = ? AND request_id = ?"
 _FIND_GRANTS: Final = (
     "SELECT * FROM claim_grants WHERE tenant = ? AND worker_id = ? AND request_id = ? ORDER BY position"
+)
+_PUT_JOB_RESULT: Final = f"INSERT INTO job_results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) {JOB_RESULT_CONFLICT}"
+_FIND_JOB_RESULT: Final = (
+    f"SELECT {JOB_RESULT_COLUMNS} FROM job_results r WHERE {JOB_RESULT_KEY.format(*'?????')}"  # One index probe.
+)
+_DELETE_JOB_RESULTS: Final = (
+    "DELETE FROM job_results WHERE (tenant, project, trust, job, inputs) IN "
+    "(SELECT tenant, project, trust, job, inputs FROM job_results WHERE ended_at < ? LIMIT ?)"
 )
 _DELETE_LISTED: Final = "DELETE FROM listed WHERE tenant = ? AND list = ? AND at = ? AND id = ?"
 _COUNT_LIVE_LEASES: Final = (
@@ -345,6 +359,8 @@ class SqliteStore(SqlStore):
             connection.executemany(_PUT_GROUP_FENCE, fences)
         if write.list_changes:
             self._write_lists(connection, write.list_changes)
+        if write.job_results:
+            connection.executemany(_PUT_JOB_RESULT, map(job_result_row, write.job_results))
         if write.moved_requests:
             connection.executemany(_INSERT_MOVED, [(*moved.key, moved.request) for moved in write.moved_requests])
         grants = write.claim_grants
@@ -423,6 +439,23 @@ class SqliteStore(SqlStore):
             await self._run_write_transaction(
                 lambda connection: connection.execute(_DELETE_DOCUMENT, parameters).rowcount
             )
+        )
+
+    async def find_job_results(self, keys: Sequence[ResultKey]) -> list[JobResult]:
+        """Return the stored results with these keys, without keys that have none."""
+        if not self._is_open:
+            raise Unavailable("the store is not open; call open() first")
+        unique_keys = [astuple(key) for key in dict.fromkeys(keys)]
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._find_job_results, unique_keys)
+
+    def _find_job_results(self, keys: list[tuple[Any, ...]]) -> list[JobResult]:
+        with self._borrowed_reader() as connection:
+            return [job_result_of(row) for key in keys for row in connection.execute(_FIND_JOB_RESULT, key)]
+
+    async def delete_job_results(self, before: int, limit: int) -> int:
+        """Delete up to `limit` results of jobs that ended before this time. Return how many."""
+        return await self._run_write_transaction(
+            lambda connection: connection.execute(_DELETE_JOB_RESULTS, (before, limit)).rowcount
         )
 
     async def now(self) -> int:
