@@ -443,11 +443,18 @@ class Job(FileStruct, frozen=True, kw_only=True):
         None
     )
     concurrency: Annotated[Concurrency | None, doc("jobs of the same group run one at a time")] = None
-    paths: Annotated[Patterns | None, doc("it runs only if one of these paths changed; absent: always")] = None
+    paths: Annotated[
+        Patterns | None,
+        doc("the files that it depends on: it runs unless it has succeeded with equal ones; absent: it always runs"),
+    ] = None
     project: Annotated[
         Annotated[tuple[Word, ...], Meta(max_length=MAX_ITEMS, extra={"one": True})],
-        doc("it runs if one of these projects or one of their dependencies changed"),
+        doc("the projects that it depends on, with their dependencies: like `paths`"),
     ] = ()
+    reuse: Annotated[
+        bool | None,
+        doc("whether it is left out if it has succeeded with equal inputs; absent: only with `paths` or a `project`"),
+    ] = None
     priority: Annotated[Annotated[int, Meta(ge=-1000, le=1000)], doc("jobs with a higher priority start first")] = 0
     executor: Annotated[Executor | None, doc("the isolation; absent: the runner's default")] = None
     network: Annotated[bool, doc("whether an isolated job may use the network")] = False

@@ -136,11 +136,13 @@ def plan_file(
     fork_role: str = "",
     requested_jobs: Sequence[str] = (),
     matrix: Mapping[str, Collection[str]] | None = None,
+    contents: Mapping[str, str] | None = None,
 ) -> CompileResult:
     """Compile the plan of a pipeline file for a change.
 
     The plan for a change from a fork begins with an approval. Members of `fork_role` can approve, but never the person
-    who started the run. `requested_jobs` and `matrix` restrict the plan as in `compile_pipeline`.
+    who started the run. `requested_jobs` and `matrix` restrict the plan, and `contents` prepares its jobs to be
+    reused, as in `compile_pipeline`.
     """
     compiled = compile_pipeline(
         file.result,
@@ -152,6 +154,7 @@ def plan_file(
         grants_mentioned_secrets=file.kind == "github",  # As on GitHub, where no job declares them.
         requested_jobs=requested_jobs,
         matrix=matrix,
+        contents=contents,
     )
     if compiled.plan is None or not change.is_fork:
         return compiled

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from deltaci.core.errors import Refused
 from deltaci.pipeline.planning import select as selection
 from deltaci.pipeline.planning.projects import Project
-from deltaci.pipeline.planning.select import CODES, Choice, SelectableJob, select
+from deltaci.pipeline.planning.select import CODES, Choice, JobSelection, SelectableJob, select
 from deltaci.protocol.patterns.path_patterns import path_filter
 
 SHOP = [
@@ -422,3 +422,28 @@ def test_every_job_has_a_choice_and_the_kept_jobs_form_a_plan(
         if choice.is_kept:
             assert set(choice.needs) >= set(known[choice.job].needs) & kept(choices)
             assert set(known[choice.job].consumes or ()) <= kept(choices)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    plans(),
+    st.sets(st.sampled_from([path for path in FILES if not path.startswith("a/x/")]), max_size=4),
+    st.booleans(),
+)
+def test_the_digest_of_a_job_changes_exactly_with_the_files_that_affect_the_job(
+    plan: tuple[list[SelectableJob], list[Project]], changed: set[str], is_submodule_changed: bool
+) -> None:
+    """Otherwise a job would be reused although a change affects it, or would run again for nothing."""
+    jobs, projects = plan
+    before = {path: "100644 blob 1" for path in FILES if not path.startswith("a/x/")} | {"a/x": "160000 commit 1"}
+    after = before | dict.fromkeys(changed, "100644 blob 2")
+    if is_submodule_changed:
+        after["a/x"] = "160000 commit 2"
+        changed = changed | {"a/x", "a/x/"}
+    selection = JobSelection(jobs, projects)
+
+    old, new = selection.digest_files(before), selection.digest_files(after)
+
+    for choice in selection.select(changed):
+        is_affected = bool(changed) if choice.code == "no_paths" else choice.code not in ("no_match", "needed")
+        assert (old[choice.job] != new[choice.job]) == is_affected, choice

@@ -40,6 +40,7 @@ from deltaci.pipeline.parse.problems import Problem, quote
 from deltaci.pipeline.parse.reader import DEFAULT_FILE
 from deltaci.pipeline.planning import conditions, contexts, job_specs
 from deltaci.pipeline.planning.expansion import MatrixExpander, MatrixJob
+from deltaci.pipeline.planning.inputs import JobInputs, inputs_hash, reason_not_reusable
 from deltaci.pipeline.planning.interpolate import Interpolator
 from deltaci.pipeline.planning.job_filter import NOT_REQUESTED, JobFilter, SelectedJob
 from deltaci.pipeline.planning.job_specs import JobInstance, SpecInputs
@@ -80,6 +81,7 @@ def compile_pipeline(
     grants_mentioned_secrets: bool = False,
     requested_jobs: Collection[str] = (),
     matrix: Mapping[str, Collection[str]] | None = None,
+    contents: Mapping[str, str] | None = None,
 ) -> CompileResult:
     """Compile the plan of a pipeline for a change.
 
@@ -88,6 +90,9 @@ def compile_pipeline(
     and wait for an approval. `grants_mentioned_secrets` gives a job the secrets that its expressions reference, as on
     GitHub. If `requested_jobs` is not empty, only these jobs and their needs are planned. `matrix` has the
     requested values by axis.
+
+    With `contents`, the content ids of all files of the commit by path, no job is left out because of the changed
+    paths. Instead, the spec of each job that can be reused gets the hash of its inputs: see `reuse.py`.
     """
     if isinstance(parsed, model.Pipeline):
         parsed = ParseResult(file=file or DEFAULT_FILE, pipeline=parsed)
@@ -110,7 +115,7 @@ def compile_pipeline(
         run_id=run_id,
         run_number=run_number,
     )
-    return compiler.compile(context_values, changed, unknown_because, requested_jobs, matrix or {})
+    return compiler.compile(context_values, changed, unknown_because, requested_jobs, matrix or {}, contents)
 
 
 def _server_url(source: wire.Source | None) -> str:
@@ -137,6 +142,9 @@ class _Compiler:
         self._planned_names_by_id: dict[str, tuple[str, ...]] = {}  # job id -> names of its jobs in the run
         self._may_be_skipped: dict[str, bool] = {}  # job id -> whether the runner may skip it, which counts as success
         self._visible_needs_by_id: dict[str, tuple[str, ...]] = {}  # job id -> needs that its dependents check, too
+        self._has_gate: dict[str, bool] = {}  # job id -> whether it is an approval or comes after one
+        self._inputs_by_name: dict[str, str] = {}  # name of a planned job -> hash of its inputs
+        self._hashes_inputs = False
 
     def compile(
         self,
@@ -145,8 +153,10 @@ class _Compiler:
         unknown_because: str,
         requested_jobs: Collection[str],
         matrix: Mapping[str, Collection[str]],
+        contents: Mapping[str, str] | None,
     ) -> CompileResult:
         """Check the inputs, select the jobs, expand their matrices, and build the plan."""
+        self._hashes_inputs = contents is not None
         try:
             context_values["inputs"] = contexts.inputs_context(self._pipeline, self._change)
         except contexts.InputError as error:
@@ -157,7 +167,7 @@ class _Compiler:
         except Refused as refused:
             self._interpolator.report(("jobs",), str(refused))
             return self._build_failure()
-        selected_jobs = job_filter.select(changed, unknown_because, self._parsed.file, requested_jobs)
+        selected_jobs = job_filter.select(changed, unknown_because, self._parsed.file, requested_jobs, contents)
         expander = MatrixExpander(self._pipeline, context_values, self._interpolator, requested_jobs, matrix)
         excluded_by_name = dict(job_filter.excluded)
         planned_jobs: list[PlannedJob] = []
@@ -263,6 +273,7 @@ class _Compiler:
         self._visible_needs_by_id[job_id] = visible_needs if job.approval is not None else ()
         self._may_be_skipped[job_id] = condition is not None and job.approval is None
         need_names = self._planned_names(needs)
+        self._has_gate[job_id] = job.approval is not None or any(self._has_gate[need] for need in needs)
         planned_jobs = []
         for index, matrix_job in enumerate(matrix_jobs):
             if self._byte_count > MAX_PLAN_BYTES or self._interpolator.problems.is_full:
@@ -278,12 +289,15 @@ class _Compiler:
                 "is_family_fail_fast": matrix_job.is_fail_fast and len(matrix_jobs) > 1,
                 "priority": min(job.priority, 0) if self._spec_inputs.cache_scope else job.priority,
             }
+            not_reusable = ""
             if job.approval is not None:
                 spec = self._build_approval_spec(selected, job.approval, shared_fields)
             else:
                 result_names = (*self._planned_names(visible_needs), *sorted(selected.excluded_needs))
                 instance = self._create_instance(selected, job, matrix_job, context_values, condition, result_names)
-                spec = self._build_runner_spec(instance, shared_fields)
+                spec, read_contexts = self._build_runner_spec(instance, shared_fields)
+                if self._hashes_inputs and not self._interpolator.problems.has_errors:
+                    spec, not_reusable = self._with_inputs(selected, spec, matrix_job, read_contexts, need_names)
             choice = selected.choice
             planned_jobs.append(
                 PlannedJob(
@@ -293,9 +307,39 @@ class _Compiler:
                     reason=choice.reason,
                     path=choice.path,
                     matrix=matrix_job.values,
+                    reads=selected.reads,
+                    not_reusable=not_reusable,
                 )
             )
         return planned_jobs
+
+    def _with_inputs(
+        self,
+        selected: SelectedJob,
+        spec: JobSpec,
+        matrix_job: MatrixJob,
+        read_contexts: dict[str, Any],
+        need_names: tuple[str, ...],
+    ) -> tuple[JobSpec, str]:
+        """Return the spec with the hash of its inputs, and an empty string; or without, and why it cannot be reused."""
+        job = self._pipeline.jobs[selected.id]
+        reason = reason_not_reusable(job, spec, has_gate=self._has_gate[selected.id])
+        if not reason and not selected.file_digest:
+            reason = "there are too many files to compare"
+        if not reason and not all(self._inputs_by_name.get(name) for name in self._planned_names(selected.reads)):
+            reason = "it uses outputs or artifacts of a job that is never reused"
+        if reason:
+            return spec, reason
+        inputs = JobInputs(
+            file=self._parsed.file,
+            event=self._change.event,
+            matrix=matrix_job.values,
+            contexts=read_contexts,
+            file_digest=selected.file_digest,
+            needs={name: self._inputs_by_name.get(name, "") for name in need_names},
+        )
+        self._inputs_by_name[spec.name] = inputs_hash(spec, inputs)
+        return replace(spec, inputs=self._inputs_by_name[spec.name]), ""
 
     def _planned_names(self, ids: Collection[str]) -> tuple[str, ...]:
         """Return the names of the planned jobs for these job ids."""
@@ -328,13 +372,18 @@ class _Compiler:
             path=path, job=job, contexts=job_contexts, condition=condition, needs=result_names, title=title
         )
 
-    def _build_runner_spec(self, instance: JobInstance, shared_fields: dict[str, Any]) -> JobSpec:
-        """Return the spec of a job for a runner. `shared_fields` are the fields that approvals have, too."""
+    def _build_runner_spec(
+        self, instance: JobInstance, shared_fields: dict[str, Any]
+    ) -> tuple[JobSpec, dict[str, Any]]:
+        """Return the spec of a job for a runner, and the contexts that it reads.
+
+        `shared_fields` are the fields that approvals have, too.
+        """
         job, path, job_contexts, interpolator = instance.job, instance.path, instance.contexts, self._interpolator
-        work = job_specs.build_job_spec(self._spec_inputs, instance, interpolator)
+        built = job_specs.build_job_spec(self._spec_inputs, instance, interpolator)
         encoded_work: dict[str, Any] = {}
         try:
-            encoded_work, work_size = job_specs.validate_spec(work)
+            encoded_work, work_size = job_specs.validate_spec(built.work)
             self._byte_count += work_size
             if max(work_size - MAX_WORK_BYTES, self._byte_count - MAX_PLAN_BYTES) > 0:
                 expected_text = (
@@ -362,7 +411,7 @@ class _Compiler:
         timeout_minutes = interpolator.number(
             (*path, "timeout-minutes"), job.timeout_minutes, job_contexts, maximum=model.MAX_MINUTES
         )
-        return JobSpec(
+        spec = JobSpec(
             **shared_fields,
             is_required=not interpolator.boolean((*path, "allow_failure"), job.allow_failure, job_contexts),
             timeout_seconds=job_specs.minutes_to_seconds(timeout_minutes),
@@ -370,6 +419,7 @@ class _Compiler:
             group=concurrency_group,
             work=encoded_work,
         )
+        return spec, built.read_contexts
 
     def _build_approval_spec(
         self, selected: SelectedJob, approval: model.Approval, shared_fields: dict[str, Any]

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from deltaci.core import graph
 from deltaci.core.errors import Refused
@@ -24,15 +25,17 @@ from deltaci.pipeline.planning.conditions import SKIPPED_NEED, ConditionResult
 from deltaci.pipeline.planning.interpolate import Interpolator
 from deltaci.pipeline.planning.plan import ExcludedJob
 from deltaci.pipeline.planning.projects import Project
-from deltaci.pipeline.planning.select import ALWAYS, Choice, SelectableJob, select
+from deltaci.pipeline.planning.select import ALWAYS, Choice, JobSelection, SelectableJob
 
 CONDITION: Final = "condition"
 NEED_EXCLUDED: Final = "need_left_out"
 NOT_REQUESTED: Final = "not_asked_for"
 REQUESTED: Final = "asked_for"
+UNTESTED: Final = "untested"
 # The codes of a plan besides those of `select`, and their meanings. The codes are part of the API.
 CODES: Final[Mapping[str, str]] = {
     REQUESTED: "kept: it was requested by name",
+    UNTESTED: "kept: no changed file affects it, but it has not succeeded with equal inputs",
     CONDITION: "left out: its `if` is false",
     NEED_EXCLUDED: "left out: a job that it needs is left out by its `if`",
     NOT_REQUESTED: "left out: other jobs were requested by name",
@@ -46,6 +49,8 @@ class SelectedJob(Struct, frozen=True, kw_only=True):
     choice: Choice
     condition: ConditionResult
     excluded_needs: frozenset[str] = frozenset()  # ids of its needs that are excluded from the run
+    reads: tuple[str, ...] = ()  # ids of the jobs whose outputs or artifacts it uses
+    file_digest: str = ""  # of the files of which a change affects it; empty: unknown
 
 
 class JobFilter:
@@ -63,13 +68,21 @@ class JobFilter:
         self.order = topological_order(self._needs)
         self.excluded: dict[str, ExcludedJob] = {}
         self._condition_results: dict[str, ConditionResult] = {}
+        self._reads: dict[str, tuple[str, ...]] = {}
+        self._file_digests: dict[str, str] = {}
 
     def select(
-        self, changed: Collection[str] | None, unknown_because: str, file: str, requested_jobs: Collection[str]
+        self,
+        changed: Collection[str] | None,
+        unknown_because: str,
+        file: str,
+        requested_jobs: Collection[str],
+        contents: Mapping[str, str] | None = None,
     ) -> list[SelectedJob]:
         """Return the selected jobs, needs first, and add all other jobs to `excluded`.
 
         `changed` are the changed paths, None if unknown. If `requested_jobs` is not empty, the paths do not matter.
+        With `contents`, the content ids of all files, also jobs that the paths do not affect are selected.
         """
         if requested_jobs and not self._exclude_unrequested(requested_jobs):
             return []
@@ -81,7 +94,7 @@ class JobFilter:
         choices = (
             self._choose_requested(candidates, requested_jobs)
             if requested_jobs
-            else self._choose_by_paths(candidates, changed, unknown_because, file)
+            else self._choose_by_paths(candidates, changed, unknown_because, file, contents)
         )
         for job_id in candidates:
             if job_id in choices and not choices[job_id].is_kept:
@@ -95,6 +108,8 @@ class JobFilter:
                 choice=choices[job_id],
                 condition=self._condition_results[job_id],
                 excluded_needs=frozenset(need for need in self._needs[job_id] if need in self.excluded),
+                reads=self._reads.get(job_id, ()),
+                file_digest=self._file_digests.get(job_id, ""),
             )
             for job_id in candidates
             if job_id not in self.excluded and job_id in choices
@@ -143,26 +158,40 @@ class JobFilter:
     # -- changed paths
 
     def _choose_by_paths(
-        self, candidates: list[str], changed: Collection[str] | None, unknown_because: str, file: str
+        self,
+        candidates: list[str],
+        changed: Collection[str] | None,
+        unknown_because: str,
+        file: str,
+        contents: Mapping[str, str] | None,
     ) -> dict[str, Choice]:
-        """Return by job id whether the changed paths affect a job. Report inconsistent projects."""
+        """Return by job id whether the changed paths affect a job. Report inconsistent projects.
+
+        With `contents`, keep all jobs, and compute the digests of their files.
+        """
         projects = [
             Project(name=project_name, path=project.folder, needs=project.depends_on)
             for project_name, project in self._projects.items()
         ]
+        jobs = [self._selectable_job(job_id, set(candidates)) for job_id in candidates]
         try:
-            choices = select(
-                [self._selectable_job(project_name, set(candidates)) for project_name in candidates],
-                changed,
-                projects=projects,
-                # A detected pipeline has no file that could change, and a name without a dot.
-                always=(*ALWAYS, *([_escape_pattern(file)] if "." in file else [])),
-                unknown_because=unknown_because,
-            )
+            # A detected pipeline has no file that could change, and a name without a dot.
+            selection = JobSelection(jobs, projects, (*ALWAYS, *([_escape_pattern(file)] if "." in file else [])))
+            choices = {choice.job: choice for choice in selection.select(changed, unknown_because)}
         except Refused as refused:
             self._interpolator.report(("jobs",), str(refused))
             return {}
-        return {choice.job: choice for choice in choices}
+        if contents is None:
+            return choices
+        self._file_digests = selection.digest_files(contents)
+        self._reads = {job.name: (*(job.consumes or ()), *job.downloads_from) for job in jobs}
+        needs = {job.name: tuple(sorted(job.needs)) for job in jobs}
+        return {
+            job_id: replace(choice, needs=needs[job_id])
+            if choice.is_kept
+            else Choice(job=job_id, is_kept=True, code=UNTESTED, reason=choice.reason, needs=needs[job_id])
+            for job_id, choice in choices.items()
+        }
 
     def _selectable_job(self, name: str, candidates: set[str]) -> SelectableJob:
         """Return the properties of a job that the selection by changed paths depends on."""

@@ -33,6 +33,7 @@ VARIABLE_KEYS: Final = (
     *("actor", "base_ref", "event_name", "head_ref", "job", "ref", "ref_name", "ref_type", "repository"),
     *("repository_owner", "server_url", "sha", "triggering_actor", "workflow", "workflow_ref"),
 )
+_VARIABLE_REFERENCES: Final = tuple(ContextReference("github", (key,)) for key in VARIABLE_KEYS)
 RUN_KEYS: Final = ("run_id", "run_number", "run_attempt")
 
 
@@ -56,9 +57,17 @@ class JobInstance(Struct, frozen=True, kw_only=True):
     title: str = ""
 
 
-def build_job_spec(spec_inputs: SpecInputs, instance: JobInstance, interpolator: Interpolator) -> wire.JobSpec:
+class BuiltSpec(Struct, frozen=True, kw_only=True):
+    """The specification of one job for the runner, and the values of the contexts that its texts really read."""
+
+    work: wire.JobSpec
+    read_contexts: dict[str, Any]
+
+
+def build_job_spec(spec_inputs: SpecInputs, instance: JobInstance, interpolator: Interpolator) -> BuiltSpec:
     """Return the specification of one job for the runner. Add problems to `interpolator.problems`."""
-    return _SpecBuilder(spec_inputs, instance, interpolator).build()
+    builder = _SpecBuilder(spec_inputs, instance, interpolator)
+    return BuiltSpec(work=builder.build(), read_contexts=builder.read_contexts())
 
 
 def minutes_to_seconds(minutes: float) -> int:
@@ -74,7 +83,7 @@ class _SpecBuilder:
         self._instance = instance
         self._job = instance.job
         self._interpolator = interpolator
-        self._references = [ContextReference("github", (key,)) for key in VARIABLE_KEYS]
+        self._references: list[ContextReference] = []
 
     def build(self) -> wire.JobSpec:
         job, is_trusted = self._job, not self._spec_inputs.cache_scope
@@ -108,7 +117,7 @@ class _SpecBuilder:
             services=services,
             rules=rules,
             needs=list(self._instance.needs),
-            contexts=self._select_contexts(),
+            contexts=self._select_contexts([*_VARIABLE_REFERENCES, *self._references]),
             condition=condition,
             outputs=dict(job.outputs),
         )
@@ -127,11 +136,11 @@ class _SpecBuilder:
         """Collect the context references that the runner needs to evaluate these texts."""
         for text in texts:
             self._references += self._interpolator.references((*self._instance.path, *path), text)
-            if "GITHUB_RUN_" in text:
+            if "GITHUB_" in text:
                 self._references += [
-                    ContextReference("github", (run_key,))
-                    for run_key in RUN_KEYS
-                    if f"GITHUB_{run_key.upper()}" in text
+                    ContextReference("github", (key,))
+                    for key in (*VARIABLE_KEYS, *RUN_KEYS)
+                    if f"GITHUB_{key.upper()}" in text
                 ]
 
     def _format_condition(self, expression: Expression | None, original: str | None, path: Path) -> str:
@@ -149,11 +158,15 @@ class _SpecBuilder:
         self._references += context_references(chosen_expression)
         return text
 
-    def _select_contexts(self) -> dict[str, Any]:
-        """Return the values of the known contexts that the collected references read."""
+    def read_contexts(self) -> dict[str, Any]:
+        """Return the values of the known contexts that the texts of the job read, also as variables in commands."""
+        return self._select_contexts(self._references)
+
+    def _select_contexts(self, references: Sequence[ContextReference]) -> dict[str, Any]:
+        """Return the values of the known contexts that these references read."""
         selected_contexts = {}
         for context_name in SENT_CONTEXTS:
-            key_paths = [reference.keys for reference in self._references if reference.context == context_name]
+            key_paths = [reference.keys for reference in references if reference.context == context_name]
             if key_paths:
                 selected_contexts[context_name] = select_keys(self._instance.contexts[context_name], key_paths)
         return selected_contexts

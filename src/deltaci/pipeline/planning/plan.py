@@ -22,6 +22,8 @@ class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     path: str = ""  # the changed path because of which it is included, if any
     matrix: dict[str, object] = {}
+    reads: tuple[str, ...] = ()  # ids of the jobs whose outputs or artifacts it uses
+    not_reusable: str = ""  # why it runs although it may have succeeded with equal inputs
 
 
 class ExcludedJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +33,8 @@ class ExcludedJob(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     code: str
     reason: str
+    run: str = ""  # the run in which it succeeded with equal inputs, if it is reused
+    commit: str = ""  # the commit of that run
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

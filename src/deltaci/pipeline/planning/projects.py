@@ -133,6 +133,18 @@ class Projects:
         """Return the folder of the innermost project that contains a folder, or None."""
         return next((outer for outer in ancestors(folder) if outer in self._names), None)
 
+    def reachable(self, folders: Iterable[str], *, includes_start: bool) -> frozenset[str]:
+        """Return all folders in which a change affects one of these project folders: what `search` could find."""
+        pending = [_SearchNode(folder, includes_start) for folder in folders if folder in self._links]
+        visited = set(pending)
+        for node in pending:  # grows during the loop
+            for link in self._links[node.folder]:
+                target = _SearchNode(link.folder, node.is_dependency or link.kind == DEPENDS)
+                if target not in visited:
+                    visited.add(target)
+                    pending.append(target)
+        return frozenset(node.folder for node in visited if node.is_dependency)
+
     def search(self, changed: Mapping[str, str]) -> DependencySearch:
         """Return a search for the shortest paths to changed folders. The keys of `changed` are folders."""
         return DependencySearch(self._links, changed)

@@ -8,6 +8,7 @@ projects and changed files never matters; the order of the patterns of one job d
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from hashlib import sha256
 from itertools import pairwise
 from typing import Final
 
@@ -57,6 +58,21 @@ CODES: Final[Mapping[str, str]] = {
 }
 
 
+SUBMODULE_MODE: Final = "160000 "  # the beginning of the content id of a submodule
+
+# What a group of files has in common: the patterns that match them, the patterns that may match below them, and the
+# watched folders that contain them.
+_FileGroupKey = tuple[tuple[int, ...], tuple[int, ...], frozenset[str]]
+
+
+class _FileGroup:
+    """Files that affect the same jobs, with the hash of their paths and contents."""
+
+    def __init__(self, jobs: tuple[str, ...]) -> None:
+        self.jobs = jobs
+        self.hash = sha256()
+
+
 class SelectableJob(Struct, frozen=True, kw_only=True):
     """The properties of a job that the selection depends on. With the defaults, a job is kept in case of doubt."""
 
@@ -96,33 +112,24 @@ def select(
     that ends with a slash says that everything below it may have changed, as for a submodule. Raise `Refused` if the
     jobs or projects are inconsistent.
     """
-    selection = _Selection(jobs, Projects(projects), always)
-    if changed is None:
-        return selection.keep_all("diff_unknown", _unknown_diff(unknown_because))
-    if len(changed) > MAX_CHANGED:
-        return selection.keep_all("diff_unknown", _unknown_diff(f"more than {MAX_CHANGED:,} files changed"))
-    sorted_paths = sorted(set(changed))
-    for path in sorted_paths:
-        if not _is_path(path):
-            return selection.keep_all("diff_unknown", _unknown_diff(f"{_display(path)} is not a path in a repository"))
-    if sum(len(path) + 1 for path in sorted_paths) * selection.size > MAX_WORK:
-        return selection.keep_all("diff_unknown", _unknown_diff("there is too much to compare"))
-    return selection.choose(sorted_paths)
+    return JobSelection(jobs, projects, always).select(changed, unknown_because)
 
 
-class _Selection:
-    """The jobs, with their patterns compiled into one automaton.
+class JobSelection:
+    """The jobs, with their patterns compiled into one automaton. Raise `Refused` if they are inconsistent.
 
     Each pattern has owners: the names of the jobs that list it, or None for a pattern that affects every job.
     """
 
-    def __init__(self, jobs: Iterable[SelectableJob], projects: Projects, always: Sequence[str]) -> None:
+    def __init__(
+        self, jobs: Iterable[SelectableJob], projects: Iterable[Project] = (), always: Sequence[str] = ALWAYS
+    ) -> None:
         sorted_jobs = sorted(jobs, key=lambda job: job.name)
         self._jobs = {job.name: job for job in sorted_jobs}
         for job, other_job in pairwise(sorted_jobs):
             if job.name == other_job.name:
                 raise Refused("bad_spec", f"job {job.name!r} is declared twice; give each its own name")
-        self._projects = projects
+        self._projects = Projects(projects)
         self._needs = {job.name: job.needs for job in self._jobs.values()}
         graph.dependents(self._needs)
         graph.check_acyclic(self._needs)
@@ -137,7 +144,83 @@ class _Selection:
             self._add_patterns(job.name, f"job {job.name!r}", job.paths)
             self._start_folders[job.name] = self._start_folders_of(job)
         self._automaton = Automaton([pattern.steps for pattern in self._patterns])
-        self.size = self._automaton.size + sum(map(len, self._owners))
+        self._size = self._automaton.size + sum(map(len, self._owners))
+
+    def select(self, changed: Collection[str] | None, unknown_because: str = "") -> tuple[Choice, ...]:
+        """Return a choice for each job, as the function `select` does."""
+        if changed is None:
+            return self._keep_all("diff_unknown", _unknown_diff(unknown_because))
+        if len(changed) > MAX_CHANGED:
+            return self._keep_all("diff_unknown", _unknown_diff(f"more than {MAX_CHANGED:,} files changed"))
+        sorted_paths = sorted(set(changed))
+        for path in sorted_paths:
+            if not _is_path(path):
+                return self._keep_all("diff_unknown", _unknown_diff(f"{_display(path)} is not a path in a repository"))
+        if self._is_too_much(sorted_paths):
+            return self._keep_all("diff_unknown", _unknown_diff("there is too much to compare"))
+        return self._choose(sorted_paths)
+
+    def _is_too_much(self, paths: Iterable[str]) -> bool:
+        return sum(len(path) + 1 for path in paths) * self._size > MAX_WORK
+
+    def digest_files(self, contents: Mapping[str, str]) -> dict[str, str]:
+        """Return for each job a hash of the paths and contents of all files of which a change affects the job.
+
+        `contents` has the content id of each file of a commit, such as `100644 blob 3b18e5…`. Jobs that name neither
+        paths nor projects are affected by every file. Return no hashes if there is too much to compare.
+        """
+        if self._is_too_much(contents):
+            return {}
+        groups: dict[_FileGroupKey, _FileGroup] = {}
+        watched = frozenset(self._projects.watched)
+        reachable_folders = self._reachable_folders()
+        current_folder, folder_state = "", self._automaton.walk("")
+        watched_folders = watched & {""}
+        for path in sorted(contents):
+            folder = path[: path.rfind("/") + 1]
+            if folder != current_folder:
+                current_folder, folder_state = folder, self._automaton.walk(folder)
+                watched_folders = watched.intersection(ancestors(path))
+            path_state = self._automaton.walk(path[len(folder) :], folder_state)
+            folders, possible_matches = watched_folders, tuple[int, ...]()
+            if path in watched:
+                folders |= {path}
+            if contents[path].startswith(SUBMODULE_MODE):
+                folders |= {inner for inner in watched if inner.startswith(f"{path}/")}
+                possible_matches = self._automaton.possible(self._automaton.walk("/", path_state))
+            key = (path_state.matches, possible_matches, folders)
+            group = groups.get(key)
+            if group is None:
+                group = groups[key] = _FileGroup(self._affected_jobs(key, reachable_folders))
+            if group.jobs:
+                group.hash.update(f"{path}\0{contents[path]}\0".encode(errors="surrogateescape"))
+        digests_by_job: dict[str, list[bytes]] = {job_name: [] for job_name in self._jobs}
+        for group in groups.values():
+            for job_name in group.jobs:
+                digests_by_job[job_name].append(group.hash.digest())
+        return {name: sha256(b"".join(sorted(digests))).hexdigest() for name, digests in digests_by_job.items()}
+
+    def _reachable_folders(self) -> dict[str, frozenset[str]]:
+        """Return for each job the folders of projects in which a change affects the job."""
+        return {
+            job_name: self._projects.reachable(self._start_folders[job_name], includes_start=job.projects is not None)
+            for job_name, job in self._jobs.items()
+        }
+
+    def _affected_jobs(self, key: _FileGroupKey, reachable_folders: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
+        """Return the names of the jobs that a change of a file of this group affects."""
+        matches, possible_matches, folders = key
+        match_by_owner: dict[str | None, tuple[str, str]] = {}
+        self._record_matches(matches, "", match_by_owner)
+        self._record_matches(possible_matches, "", match_by_owner, is_certain=False)
+        return tuple(
+            job_name
+            for job_name, job in self._jobs.items()
+            if None in match_by_owner
+            or job_name in match_by_owner
+            or not (job.paths or job.projects)
+            or not folders.isdisjoint(reachable_folders[job_name])
+        )
 
     def _check_job(self, job: SelectableJob) -> None:
         """Raise `Refused` if a job consumes outputs of a job that it does not need, or names an undeclared project."""
@@ -178,7 +261,7 @@ class _Selection:
             sorted({project_folder for folder in folders for project_folder in self._projects.projects_of(folder)})
         )
 
-    def keep_all(self, code: str, reason: str, path: str = "", pattern: str = "") -> tuple[Choice, ...]:
+    def _keep_all(self, code: str, reason: str, path: str = "", pattern: str = "") -> tuple[Choice, ...]:
         """Return choices that keep every job, all with the same code and reason."""
         return tuple(
             Choice(
@@ -193,13 +276,13 @@ class _Selection:
             for name, job in self._jobs.items()
         )
 
-    def choose(self, paths: Sequence[str]) -> tuple[Choice, ...]:
+    def _choose(self, paths: Sequence[str]) -> tuple[Choice, ...]:
         """Return a choice for each job. `paths` are the changed paths, sorted."""
         match_by_owner = self._match(paths)
         if match_of_all := match_by_owner.get(None):
             path, pattern = match_of_all
             reason = f"{_display(path)} changed, which affects every job ({pattern})"
-            return self.keep_all("affects_all", reason, path, pattern)
+            return self._keep_all("affects_all", reason, path, pattern)
         first_changes = _first_changes(self._projects.watched, paths)
         search = self._projects.search(first_changes)
         kept_choices: dict[str, Choice] = {}
@@ -322,7 +405,7 @@ class _Selection:
                 reason = f"needed by {dependent}, which {verb} its outputs or artifacts"
                 kept_choices[need] = Choice(job=need, is_kept=True, code="needed", reason=reason, chain=(dependent,))
 
-    def _remaining_needs(self, kept_jobs: Collection[str]) -> dict[str, frozenset[str]]:
+    def _remaining_needs(self, selected_jobs: Collection[str]) -> dict[str, frozenset[str]]:
         """Return for each job the kept jobs that it waits for. A need that is left out is replaced by its own needs."""
         remaining_needs: dict[str, frozenset[str]] = {}
         dependents = graph.dependents(self._needs)
@@ -330,7 +413,7 @@ class _Selection:
         ready_names = [job_name for job_name, count in open_need_counts.items() if not count]
         for job_name in ready_names:  # grows during the loop
             remaining_needs[job_name] = frozenset().union(
-                *({need} if need in kept_jobs else remaining_needs[need] for need in self._needs[job_name])
+                *({need} if need in selected_jobs else remaining_needs[need] for need in self._needs[job_name])
             )
             for dependent in dependents[job_name]:
                 open_need_counts[dependent] -= 1
