@@ -33,6 +33,7 @@ SURFACES: Final = {
     "contract/test_worker": "queue library",
     "controllers/test_projects": "REST API",
     "controllers/test_pushes": "REST API",
+    "controllers/test_reuse": "REST API, runner protocol",
     "controllers/test_requests": "REST API",
     "controllers/test_schedules": "REST API",
     "controllers/test_starting": "REST API",

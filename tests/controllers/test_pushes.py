@@ -177,10 +177,9 @@ async def test_a_broken_file_is_a_run_that_says_what_is_wrong(site: Opened, upst
         assert [step["to"] for step in steps][:4] == ["CREATED", "PLANNING", "PLAN_FAILED", "FAILED"]
 
 
-@pytest.mark.proves("MOD-6")
 @on_loop
-async def test_only_what_a_push_can_affect_runs(site: Opened, upstream: Upstream) -> None:
-    """Compared with what the branch had; a new branch with the default branch; unsure means everything."""
+async def test_the_plan_says_what_a_push_can_affect(site: Opened, upstream: Upstream) -> None:
+    """Compared with what the branch had; a new branch with the default branch. Nothing has succeeded: all jobs run."""
     two = (
         "on: push\njobs:\n  docs:\n    paths: [docs/**]\n    steps: [run: x]\n"
         "  code:\n    paths: [src/**]\n    steps: [run: x]\n"
@@ -198,14 +197,15 @@ async def test_only_what_a_push_can_affect_runs(site: Opened, upstream: Upstream
         assert (await jobs(base))[0] == ["code", "docs"]
         docs = upstream.push({"docs/a": "2"})
         names, plan = await jobs(docs, base)
-        assert (names, plan["compared_with"]) == (["docs"], base)
+        assert (names, plan["compared_with"]) == (["code", "docs"], base)
         assert [(choice["name"], choice["is_kept"], choice["code"]) for choice in plan["choices"]] == [
-            *(("docs", True, "path_matches"), ("code", False, "no_match")),
+            *(("code", True, "untested"), ("docs", True, "path_matches")),
         ]
         upstream.switch("topic", base)
         topic = upstream.push({"src/a": "3"}, branch="topic")
         names, plan = await jobs(topic, branch="topic")
-        assert (names, plan["compared_with"]) == (["code"], base)
+        assert (names, plan["compared_with"]) == (["code", "docs"], base)
+        assert [choice["code"] for choice in plan["choices"]] == ["path_matches", "untested"]
         upstream.switch("main", base)
         rewritten = upstream.push({"docs/a": "4"})
         names, plan = await jobs(rewritten, docs)

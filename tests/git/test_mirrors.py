@@ -94,6 +94,9 @@ async def test_renames_and_submodules_count_with_everything(tmp_path: Path, upst
         {"a/long name\twith tab", "b.txt", "libs/sub", "libs/sub/"}
     )
     assert "libs/sub" not in await here.list_files(head)
+    contents = await here.list_contents(head)
+    assert contents["libs/sub"] == f"160000 commit {base}"
+    assert contents["b.txt"] == f"100644 blob {git(upstream.tree, 'rev-parse', 'HEAD:b.txt')}"
 
 
 @on_loop

@@ -14,7 +14,7 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -263,15 +263,22 @@ class Mirror(BareRepository):
         except UnicodeDecodeError:
             return None
 
+    async def list_contents(self, commit: str) -> dict[str, str]:
+        """Return by path the mode, type and object id of everything in a commit except folders.
+
+        Bytes of a path that are not UTF-8 are surrogates, as in `os.fsdecode`.
+        """
+        output = await self.run("ls-tree", "-r", "-z", "--full-tree", commit, "--")
+        contents: dict[str, str] = {}
+        for tree_entry in output.decode("utf-8", "surrogateescape").split("\0"):
+            content_id, separator, path = tree_entry.partition("\t")
+            if separator:
+                contents[path] = content_id
+        return contents
+
     async def list_files(self, commit: str) -> list[str]:
         """Return the sorted paths of all regular files of a commit, without symbolic links and submodules."""
-        output = await self.run("ls-tree", "-r", "-z", "--full-tree", commit, "--")
-        paths: list[str] = []
-        for tree_entry in output.split(b"\0"):
-            mode_and_type, _, path = tree_entry.partition(b"\t")
-            if mode_and_type[:6].decode("ascii", "replace") in REGULAR_FILE_MODES:
-                paths.append(path.decode("utf-8", "replace"))
-        return sorted(paths)
+        return regular_files(await self.list_contents(commit))
 
     async def read_files(self, commit: str, paths: Iterable[str], max_bytes: int = MAX_FILE_BYTES) -> dict[str, bytes]:
         """Return the contents of these files by path, without missing and too large ones. See `blobs.parse_sizes`."""
@@ -289,6 +296,12 @@ class Mirror(BareRepository):
         """Return the content of a file. Raise `GitFailed` if it does not exist or is larger than `max_bytes`."""
         git_arguments = ["cat-file", "blob", f"{commit}:{path}"]
         return await self.git.run(git_arguments, git_dir=self.folder, max_output_bytes=max_bytes)
+
+
+def regular_files(contents: Mapping[str, str]) -> list[str]:
+    """Return the sorted paths of the regular files among the entries that `Mirror.list_contents` returned."""
+    paths = (path for path, content_id in contents.items() if content_id[:6] in REGULAR_FILE_MODES)
+    return sorted(path.encode(errors="surrogateescape").decode(errors="replace") for path in paths)
 
 
 def _mirror_ref(ref: str) -> str:

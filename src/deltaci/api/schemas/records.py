@@ -247,6 +247,8 @@ class JobChoice(ResponseSchema, frozen=True, kw_only=True):
     code: str
     reason: str
     path: Annotated[str, doc("the changed file that decided, if any")]
+    run: Annotated[str, doc("of a reused job: the run in which it succeeded with equal inputs")] = ""
+    commit: Annotated[str, doc("of a reused job: the commit of that run")] = ""
 
 
 class Plan(ResponseSchema, frozen=True, kw_only=True):

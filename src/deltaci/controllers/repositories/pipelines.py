@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from deltaci.core.errors import Refused
-from deltaci.git.mirrors import Mirror
+from deltaci.git.mirrors import Mirror, regular_files
 from deltaci.pipeline.repository import (
     DISCOVERED,
     MAX_FILE_BYTES,
@@ -16,12 +17,14 @@ from deltaci.pipeline.repository import (
 )
 
 
-async def pipelines_at(mirror: Mirror, commit: str, only: str = "") -> list[PipelineFile]:
+async def pipelines_at(
+    mirror: Mirror, commit: str, only: str = "", listed: Mapping[str, str] | None = None
+) -> list[PipelineFile]:
     """Return the pipeline files of a commit by name: its own, else GitHub's, else a discovered one.
 
-    With `only`, one file.
+    With `only`, one file. `listed` is the result of `mirror.list_contents`, if it is known.
     """
-    paths = await mirror.list_files(commit)
+    paths = regular_files(await mirror.list_contents(commit) if listed is None else listed)
     if only not in ("", DISCOVERED, *paths):
         return []
     files = pipeline_files(paths) if not only else () if only == DISCOVERED else (only,)

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
-
-import msgspec
 
 from deltaci.controllers.claims import Claims
 from deltaci.controllers.projects import Projects
@@ -30,6 +28,7 @@ from deltaci.core.instants import SECOND
 from deltaci.core.listing import ALL_TENANTS, UNPLANNED
 from deltaci.core.machine import Command
 from deltaci.core.plan import plan_hash
+from deltaci.core.results import MAX_AGE_SECONDS
 from deltaci.core.run import Run
 from deltaci.engine.engine import Engine
 from deltaci.engine.event_loop import cancel_and_wait
@@ -37,12 +36,21 @@ from deltaci.engine.requests import Overloaded
 from deltaci.git.command import GitFailed
 from deltaci.git.mirrors import Mirror, Mirrors
 from deltaci.pipeline.parse.problems import select_errors
+from deltaci.pipeline.planning.inputs import REUSABLE_EVENTS
 from deltaci.pipeline.planning.plan import Plan
+from deltaci.pipeline.planning.plan_report import (
+    KIND,
+    PlanReport,
+    decode_report,
+    encode_report,
+    report_name,
+    report_of,
+)
+from deltaci.pipeline.planning.reuse import leave_out_reused, result_keys
 from deltaci.pipeline.repository import ChangedPaths, PipelineFile, check_file_triggers, plan_file
 from deltaci.protocol.messages import Source
 from deltaci.storage.port import Conflict, Document, ListPosition, ListQuery, Store, Unavailable
 
-KIND: Final = "plan"
 CLAIM: Final = "plan-claim"
 RESYNC_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 10.0
@@ -50,6 +58,7 @@ MAX_RETRY_SECONDS: Final = 120.0
 MAX_TRIES: Final = 6  # Of reaching a repository; about five minutes.
 PAGE: Final = 200
 MAX_ERROR: Final = 10_000
+PRUNED_RESULTS: Final = 1000  # deleted by one statement
 
 NOTHING: Final = Plan(file="", name="", jobs=(), hash=plan_hash(()))
 
@@ -64,39 +73,12 @@ class PlanFailedError(Exception):
         super().__init__("\n".join(self.problems))
 
 
-class JobChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a job is part of a run, or was left out."""
-
-    name: str
-    job: str
-    is_kept: bool
-    code: str
-    reason: str
-    path: str = ""
-
-
-class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The stored explanation of a run's plan: why jobs are part of it or not, or the problems that prevented it."""
-
-    file: str = ""
-    name: str = ""
-    compared_with: str = ""
-    unknown_because: str = ""
-    group: str = ""
-    choices: tuple[JobChoice, ...] = ()
-    problems: tuple[str, ...] = ()
-
-
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(PlanReport).decode
-
-
 async def reasons_of(store: Store, record: Run) -> PlanReport | None:
     """Return the stored explanation of a run's plan, or None if the run was not planned from a repository."""
     if not record.origin.event:
         return None
-    document = await store.find_document(KIND, f"{record.id} {record.plan_hash}", record.tenant)
-    return _decode(document.body) if document is not None else None
+    document = await store.find_document(KIND, report_name(record.id, record.plan_hash), record.tenant)
+    return decode_report(document.body) if document is not None else None
 
 
 async def begin_planning(engine: Engine, store: Store, record: Run) -> Run:
@@ -157,6 +139,16 @@ class RunPlanner:
     async def _look(self) -> None:
         await self.resync()
         await self.groups.prune()
+        await self.prune_results()
+
+    async def prune_results(self) -> int:
+        """Delete the results of jobs that are too old to be reused. Return how many."""
+        oldest_at = await self._store.now() - MAX_AGE_SECONDS * SECOND
+        pruned = deleted = await self._store.delete_job_results(oldest_at, PRUNED_RESULTS)
+        while deleted == PRUNED_RESULTS:
+            deleted = await self._store.delete_job_results(oldest_at, PRUNED_RESULTS)
+            pruned += deleted
+        return pruned
 
     async def resync(self) -> None:
         """Add all runs without a plan to the work queue."""
@@ -223,29 +215,47 @@ class RunPlanner:
         mirror = self._mirrors.for_project(project)
         change = kept.change
         await mirror.ensure_commit(change.commit, change.ref, f"{HEADS}{change.head or change.branch}")
-        diff = await compared(mirror, change, change.default_branch)
-        file = await self._file(mirror, record, kept, diff)
+        if record.rerun_of:
+            diff = ChangedPaths(None, why=f"all jobs of run {record.rerun_of} are repeated")
+        else:
+            diff = await compared(mirror, change, change.default_branch)
+        contents = await mirror.list_contents(change.commit)
+        file = await self._file(mirror, record, kept, diff, contents)
         source = Source(url=project.url, commit=change.commit, ref=change.ref, credential=project.credential)
-        role = project.policies.fork_role
-        compiled = await asyncio.to_thread(plan_file, file, change, diff, source, run_id=record.id, fork_role=role)
+        compiled = await asyncio.to_thread(
+            plan_file,
+            file,
+            change,
+            diff,
+            source,
+            run_id=record.id,
+            fork_role=project.policies.fork_role,
+            contents=contents if change.event in REUSABLE_EVENTS and not change.tag else None,
+        )
         plan = compiled.plan
         if plan is None:
             raise PlanFailedError(map(str, select_errors(compiled.problems)))
+        if not record.rerun_of:
+            results = await self._store.find_job_results(result_keys(plan, record.tenant, record.origin))
+            plan = leave_out_reused(plan, results, await self._store.now())
         if plan.group:
             self._in_line.add(record.id)  # Before it asks: whoever ends meanwhile must not be missed.
             if not await self.groups.enter(record, plan):
                 await self._engine.do_all([run.AwaitGroup(id=record.id, group=plan.group)])
                 return
         self._in_line.discard(record.id)
-        await self._write(record, plan, _reasons(plan, diff))
+        report = report_of(plan, compared_with=diff.base, unknown_because=diff.why)
+        await self._write(record, plan, report)
 
-    async def _file(self, mirror: Mirror, record: Run, kept: ChangeRecord, diff: ChangedPaths) -> PipelineFile:
+    async def _file(
+        self, mirror: Mirror, record: Run, kept: ChangeRecord, diff: ChangedPaths, contents: Mapping[str, str]
+    ) -> PipelineFile:
         """Return the pipeline file of the run.
 
         For a manual run that names none, return the only one that is triggered.
         """
         commit, wanted = kept.change.commit, record.origin.file
-        found = await pipelines_at(mirror, commit, wanted)
+        found = await pipelines_at(mirror, commit, wanted, contents)
         if wanted:
             if not found:
                 raise PlanFailedError([f"the commit {commit} has no pipeline file {wanted!r}"])
@@ -286,10 +296,10 @@ class RunPlanner:
         await self._say(record, run.PlanFailed(id=record.id, error=error))
 
     async def _keep(self, record: Run, hash: str, reasons: PlanReport) -> None:
-        name = f"{record.id} {hash}"
+        name = report_name(record.id, hash)
         if await self._store.find_document(KIND, name, record.tenant) is None:
             with suppress(Conflict):  # Another server planned the same.
-                await self._store.put_documents([Document(KIND, record.tenant, name, 0, 0, _encode(reasons))])
+                await self._store.put_documents([Document(KIND, record.tenant, name, 0, 0, encode_report(reasons))])
 
     async def _say(self, record: Run, order: decide.Plan | run.PlanFailed) -> None:
         refused = await say_plan(self._engine, record, order)
@@ -311,22 +321,3 @@ class RunPlanner:
             return
         LOGGER.warning("cannot plan run %s: %s; retrying", record.id, why)
         asyncio.get_running_loop().call_later(delay, self.work_queue.add, record.id)
-
-
-def _reasons(plan: Plan, diff: ChangedPaths) -> PlanReport:
-    kept = [
-        JobChoice(name=each.spec.name, job=each.job, is_kept=True, code=each.code, reason=each.reason, path=each.path)
-        for each in plan.jobs
-    ]
-    left = [
-        JobChoice(name=each.name, job=each.job, is_kept=False, code=each.code, reason=each.reason)
-        for each in plan.excluded
-    ]
-    return PlanReport(
-        file=plan.file,
-        name=plan.name,
-        compared_with=diff.base,
-        unknown_because=diff.why,
-        group=plan.group,
-        choices=(*kept, *left),
-    )

@@ -9,7 +9,7 @@ import msgspec
 from deltaci.api.routes import REPLAYED_HEADER, ROOT
 from deltaci.api.schemas import records as api
 from deltaci.api.schemas.inputs import DecisionInput, PlanInput, RerunInput, RunInput, RunQuery
-from deltaci.controllers.repositories.planner import PlanReport, reasons_of
+from deltaci.controllers.repositories.planner import reasons_of
 from deltaci.core import job, listing, run
 from deltaci.core.cascade import NewRecord
 from deltaci.core.decide import StartRun
@@ -19,6 +19,7 @@ from deltaci.core.job import Job, JobSpec, select_gates
 from deltaci.core.machine import Command
 from deltaci.core.plan import plan_hash, rerun_jobs
 from deltaci.core.run import Origin, Run
+from deltaci.pipeline.planning.plan_report import PlanReport
 from deltaci.server.rest import changes, job_specs, serializers
 from deltaci.server.rest.http.cursors import decode_position, encode_position
 from deltaci.server.rest.http.idempotency import IdempotentRequest
@@ -92,6 +93,12 @@ async def rerun_run(call: Call) -> JsonResponse:
             "wrong_state", f"{original_run.id} is a workstream and has its own branch; create it again from its file"
         )
     specs = rerun_jobs(original_run, await get_jobs(call, original_run), failed_only=rerun_input.failed_only)
+    plan_report = await reasons_of(call.app.store, original_run)
+    if not rerun_input.failed_only and plan_report is not None and plan_report.has_reused_jobs:
+        # The planner plans these jobs, too, and leaves out none in a run that repeats another one.
+        await call.app.tenants.check_queue(original_run.tenant)
+        repeated_run = idempotent_request.new_run(origin=original_run.origin, rerun_of=original_run.id)
+        return await _create_unplanned(call, idempotent_request, repeated_run)
     run_record = idempotent_request.new_run(
         is_fail_fast=original_run.is_fail_fast,
         timeout_seconds=original_run.timeout_seconds,

@@ -164,7 +164,7 @@ def _left_out(visit: PageRequest, left: list[api.JobChoice]) -> Markup:
         [
             join([span(each.name, class_="name"), span(f"of {each.job}") if each.job != each.name else None]),
             each.reason,
-            code(each.path) if each.path else span("no changed file", class_="quiet"),
+            _decided_by(each),
         ]
         for each in left[start : start + PER_PAGE]
     ]
@@ -175,6 +175,13 @@ def _left_out(visit: PageRequest, left: list[api.JobChoice]) -> Markup:
         pages(visit, start, PER_PAGE, len(left), what="jobs left out", name="left"),
         id="left-out",
     )
+
+
+def _decided_by(choice: api.JobChoice) -> Child:
+    """Return the run and commit whose result is reused, or else the changed file that decided."""
+    if choice.run:
+        return [a("the run", href=path("runs", choice.run)), " of ", code(choice.commit[:12], title=choice.commit)]
+    return code(choice.path) if choice.path else span("no changed file", class_="quiet")
 
 
 def _empty(plan: api.Plan) -> Child:
