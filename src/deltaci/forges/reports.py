@@ -13,6 +13,7 @@ from deltaci.core.text import plain_line
 from deltaci.forges import check_annotations
 from deltaci.forges.projects import ForgeProject, StatusTarget
 from deltaci.forges.status_decisions import MAX_DESCRIPTION, Annotation, State, StatusReport
+from deltaci.pipeline.planning import plan_report
 from deltaci.storage.blobs.logs import LogStore
 from deltaci.storage.port import Store, load_jobs
 
@@ -81,6 +82,8 @@ class ReportBuilder:
 
     async def _description(self, run_record: run.Run, status: str) -> str:
         description = _DESCRIPTIONS.get(status) or _REASONS.get(run_record.reason, "")
+        if status == steps.SUCCEEDED and run_record.origin.event and (reuse := await self._reuse(run_record)):
+            description = f"{description}: {reuse}"
         if not description:
             first_failed_id = run_record.tally.first_doomed
             first_failed_job = await self._store.find(first_failed_id) if first_failed_id else None
@@ -91,6 +94,12 @@ class ReportBuilder:
             if run_record.tally.doomed > 1:
                 description = f"{description}; {run_record.tally.doomed} jobs did not succeed"
         return description[:MAX_DESCRIPTION]
+
+    async def _reuse(self, run_record: run.Run) -> str:
+        """Return how many jobs of a run ran and were reused, or an empty string if none was reused."""
+        name = plan_report.report_name(run_record.id, run_record.plan_hash)
+        document = await self._store.find_document(plan_report.KIND, name, run_record.tenant)
+        return plan_report.describe_reuse(plan_report.decode_report(document.body)) if document is not None else ""
 
     async def _annotations(self, failed_job: job.Job) -> list[Annotation]:
         attempt = await self._store.find(attempt_id(failed_job.id, max(1, failed_job.attempts)))
