@@ -392,6 +392,7 @@ def signed(body: bytes, **headers: str) -> WebhookRequest:
         (signed(b""), 400, "bad_request"),
         (signed(b"{"), 400, "bad_json"),
         (signed(b"\xff\xfe"), 400, "bad_json"),
+        (signed(b'{"ref": "refs/heads/m\xe4in"}'), 400, "bad_json"),
         (signed(b'{"filler":' + b"[" * 100_000), 400, "bad_json"),
         (
             signed(b"payload=%7B%7D", **{"Content-Type": "application/x-www-form-urlencoded"}),
@@ -407,6 +408,14 @@ async def test_bytes_that_are_no_event_are_refused(
     actual_status, response, changes = await deliver(memory, "github", sent)
 
     assert (actual_status, response["code"], changes) == (status, code, [])
+
+
+@on_loop
+async def test_a_push_of_the_largest_size_that_a_forge_sends_is_accepted(memory: Backend) -> None:
+    """GitHub sends up to 25 MB: a push of thousands of commits that change many files."""
+    big = github("push", github_push(filler="x" * 24_900_000))
+
+    assert (await deliver(memory, "github", big))[0] == 202
 
 
 @on_loop

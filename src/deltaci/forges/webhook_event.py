@@ -111,8 +111,14 @@ def title_of(message: str) -> str:
 
 
 def decode_payload(body: bytes, payload_type: type[T]) -> T:
-    """Decode the fields of `payload_type` from a JSON body and ignore all others."""
-    return msgspec.json.decode(body, type=payload_type)
+    """Decode the fields of `payload_type` from a JSON body and ignore all others.
+
+    Raise `msgspec.DecodeError` if the body is not JSON in UTF-8 or a field is invalid.
+    """
+    try:
+        return msgspec.json.decode(body, type=payload_type)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(f"it is not UTF-8: {error}") from None
 
 
 class Push(msgspec.Struct, frozen=True, kw_only=True):

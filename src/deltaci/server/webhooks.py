@@ -35,7 +35,7 @@ from deltaci.storage.port import Conflict, Store, is_storable_text
 
 ROOT: Final = "/hooks/"
 TENANT: Final = "default"
-MAX_BYTES: Final = 5 * 1024 * 1024  # GitHub sends up to 25 MB, but the events that matter here are far smaller.
+MAX_BYTES: Final = 25 * 1024 * 1024  # The largest body that GitHub sends; GitLab and Gitea send smaller ones.
 MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024  # The limit for all bodies that are being read.
 BODY_SECONDS: Final = 30.0  # The longest time for one body.
 REFUSED_AFTER_SECONDS: Final = (
