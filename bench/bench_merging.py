@@ -30,9 +30,8 @@ from deltaci.controllers.merge_queue.decisions import BatchLimits, MergeBatch
 from deltaci.controllers.merge_queue.records import MergeEntry, MergeOutcome
 from deltaci.controllers.projects import Project
 from deltaci.engine import event_loop, feed
-from deltaci.forges.landing import PushLanding
 from deltaci.git.commit_builder import CommitBuilder
-from deltaci.git.mirrors import Mirror, Repository
+from deltaci.git.mirrors import Mirror
 from deltaci.storage.sqlite import SqliteStore
 from tests.controllers.site import LOCAL
 from tests.support.upstream import Upstream, git
@@ -89,16 +88,16 @@ class Large:
         return ref, self._heads[ref]
 
 
-class Timed(PushLanding):
-    """Lands by a push, and remembers how long that took."""
+class TimedPush:
+    """Pushes a branch and measures how long that takes."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
 
-    async def land(self, project: Repository, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
-        """Push it."""
+    async def push(self, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
+        """Push the branch."""
         began = time.perf_counter()
-        await super().land(project, builder, branch, commit, expected)
+        await builder.push(branch, commit, expected)
         self.seconds.append(time.perf_counter() - began)
 
 
@@ -158,12 +157,12 @@ async def _measure(folder: Path, large: Large, size: int) -> Merged:
         warm = await _entries(mirror, large, size, base)
         waiting = await _entries(mirror, large, MERGES[size] - len(warm), base)
         spare = await _entries(mirror, large, size * BUILT, base)
-        landing = Timed()
-        await _merged(service, landing, size, warm)
-        landing.seconds.clear()
-        seconds = await _merged(service, landing, size, waiting)
+        timed_push = TimedPush()
+        await _merged(service, timed_push, size, warm)
+        timed_push.seconds.clear()
+        seconds = await _merged(service, timed_push, size, waiting)
         built = [await _built(mirror, spare[start : start + size]) for start in range(0, len(spare), size)]
-    return Merged(size, seconds * MERGES[size] / len(waiting), built, landing.seconds)
+    return Merged(size, seconds * MERGES[size] / len(waiting), built, timed_push.seconds)
 
 
 async def _entries(mirror: Mirror, large: Large, count: int, base: str) -> list[MergeEntry]:
@@ -186,7 +185,7 @@ async def _entries(mirror: Mirror, large: Large, count: int, base: str) -> list[
     ]
 
 
-async def _merged(service: Server, landing: Timed, size: int, entries: Sequence[MergeEntry]) -> float:
+async def _merged(service: Server, timed_push: TimedPush, size: int, entries: Sequence[MergeEntry]) -> float:
     """Seconds until all of them are on the base."""
     left, is_over = {each.id for each in entries}, asyncio.Event()
 
@@ -204,7 +203,7 @@ async def _merged(service: Server, landing: Timed, size: int, entries: Sequence[
         parts.mirrors,
         ensure=_nothing,
         is_wanted=_yes,
-        landing=landing,
+        push=timed_push.push,
         limits=BatchLimits(batch=size),
     )
     queue.tell(told)

@@ -41,7 +41,6 @@ from deltaci.fleet.incarnations import Incarnations
 from deltaci.fleet.liveness import Fleet
 from deltaci.forges.credentials import CachedForgeProjects
 from deltaci.forges.http import ForgeHttpClient
-from deltaci.forges.landing import ForgeLanding, Landing, PushLanding
 from deltaci.forges.reports import ReportBuilder
 from deltaci.git.mirrors import ReadSecret
 from deltaci.git.url_policy import UrlPolicy
@@ -264,10 +263,10 @@ class ControlPlane:
         self.event_streams = EventStreams(store)
         self.repositories = RepositoryController(store, server.engine, folder, read_secret, url_policy)
         forge_projects = CachedForgeProjects(self.repositories.projects.find, read_secret)
-        forge_client = ForgeHttpClient(allowed_forges)
-        self.forges = ForgeAccess(forge_projects, forge_client, ReportBuilder(store, server.logs, public_url))
+        reports = ReportBuilder(store, server.logs, public_url)
+        self.forges = ForgeAccess(forge_projects, ForgeHttpClient(allowed_forges), reports)
         self.transitions = TransitionWriter(store, folder) if has_transitions else None
-        self.workstreams = self._create_workstreams(server, ForgeLanding(forge_projects, forge_client, PushLanding()))
+        self.workstreams = self._create_workstreams(server)
         self.worktrees = WorktreeHandlers(
             server.message_handlers,
             store,
@@ -282,7 +281,7 @@ class ControlPlane:
         self.web = self._create_web(server, app_state, public_url, sign_in)
         self._webhooks = WebhookApp(store, forge_projects, self.repositories.changes)
 
-    def _create_workstreams(self, server: Server, landing: Landing) -> WorkstreamController:
+    def _create_workstreams(self, server: Server) -> WorkstreamController:
         context = WorkstreamContext(
             store=server.store,
             engine=server.engine,
@@ -293,7 +292,7 @@ class ControlPlane:
             folder=server.folder,
             records=WorkstreamRecords(server.store),
         )
-        return WorkstreamController(context, self.repositories.owner, landing)
+        return WorkstreamController(context, self.repositories.owner)
 
     def _create_app_state(self, server: Server) -> AppState:
         return AppState(

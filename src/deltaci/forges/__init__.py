@@ -1,8 +1,8 @@
-"""Forges (GitHub, GitLab, Gitea, a bare repository): webhook events in, commit statuses and merges out.
+"""Forges (GitHub, GitLab, Gitea, a bare repository): webhook events in, commit statuses out.
 
 Each forge is one file that parses webhook requests into a `WebhookEvent` and builds status requests. `http.py` is the
-only way to a forge; `status_decisions.py` decides (pure) which status may be sent next. `landing.py` and
-`fast_forward.py` move a branch through the forge's API. Start with `webhook_event.py` and `github.py`.
+only way to a forge; `status_decisions.py` decides (pure) which status may be sent next. Start with
+`webhook_event.py` and `github.py`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from deltaci.controllers.merge_queue.records import MergeEntry, MergeOutcome
-from deltaci.controllers.projects import Project
 from deltaci.core.decide import Decision
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
@@ -130,7 +129,7 @@ class MovingBase:
         self._mark = folder / "moved"
         self._upstream = upstream
 
-    async def land(self, project: Project, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
+    async def push(self, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
         if not self._mark.exists():
             bare = self._upstream.bare
             git(bare, "update-ref", "refs/heads/main", git(bare, "rev-parse", "refs/side/main"), expected)
@@ -143,8 +142,8 @@ class Life(Site):
 
     def __init__(self, folder: Path, killer: Killer, store: Store, engine: Engine, streams: Streams) -> None:
         mirrors = Mirrors(folder, LOCAL, lambda *_: "", KilledGit(killer))
-        landing = MovingBase(folder, streams.upstream)
-        super().__init__(store, engine, mirrors, streams, owner="machine/1", landing=landing)
+        push = MovingBase(folder, streams.upstream).push
+        super().__init__(store, engine, mirrors, streams, owner="machine/1", push=push)
         self._killer = killer
         self._file = folder / "told.jsonl"
 

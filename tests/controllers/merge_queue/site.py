@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from deltaci.controllers.merge_queue.controller import MergeQueueController
+from deltaci.controllers.merge_queue.controller import MergeQueueController, PushBranch
 from deltaci.controllers.merge_queue.decisions import BatchLimits
 from deltaci.controllers.merge_queue.records import MergeEntry, MergeOutcome, QueueView
 from deltaci.controllers.projects import Project, Projects
@@ -159,7 +159,7 @@ class Site:
         *,
         owner: str = "one",
         limits: BatchLimits | None = None,
-        landing: Any = None,
+        push: PushBranch = CommitBuilder.push,
     ) -> None:
         self.store = store
         self.engine = engine
@@ -172,7 +172,7 @@ class Site:
         self.unwanted: set[str] = set()
         self.told: dict[str, MergeOutcome] = {}
         self.queue = MergeQueueController(
-            store, engine, self.projects, mirrors, self.ensure, self.is_wanted, landing, owner=owner, limits=limits
+            store, engine, self.projects, mirrors, self.ensure, self.is_wanted, push=push, owner=owner, limits=limits
         )
         self.queue.tell(self.hear)
         self.tester = Tester(engine, self.mirror.folder, self.queue.bring)

@@ -10,7 +10,6 @@ import pytest
 
 from deltaci.controllers.merge_queue import controller as queues
 from deltaci.controllers.merge_queue.records import MergeOutcome
-from deltaci.controllers.projects import Project
 from deltaci.core import run
 from deltaci.core.errors import Refused
 from deltaci.core.failures import Facts
@@ -136,13 +135,13 @@ async def test_somebody_pushes_again_and_again(site: Opened, streams: Streams) -
 
         left = 3
 
-        async def land(self, project: Project, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
+        async def push(self, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
             if self.left:
                 self.left -= 1
                 await asyncio.to_thread(pushed, streams.upstream, {f"side{self.left}": "1\n"})
             await builder.push(branch, commit, expected)
 
-    async with site(landing=Racing()) as here:
+    async with site(push=Racing().push) as here:
         await here.enter(streams.made("w", {"a": "1\n"}), streams.made("v", {"b": "1\n"}))
         await here.settle()
 
@@ -150,6 +149,29 @@ async def test_somebody_pushes_again_and_again(site: Opened, streams: Streams) -
         assert here.files() == {"a", "b", "side0", "side1", "side2"}
         merges = git(streams.upstream.bare, "rev-list", "--merges", "main").split()
         assert set(merges) <= here.tester.good
+
+
+@on_loop
+async def test_a_base_that_is_taken_back_just_before_the_push_is_not_moved(site: Opened, streams: Streams) -> None:
+    """A fast-forward from the older commit would bring back what was removed; it is tested anew on that commit."""
+    entry = streams.made("w", {"a": "1\n"})
+    removed = pushed(streams.upstream, {"removed": "1\n"})
+    is_first = True
+
+    async def push(builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            git(streams.upstream.bare, "update-ref", "refs/heads/main", streams.upstream.first, removed)
+        await builder.push(branch, commit, expected)
+
+    async with site(push=push) as here:
+        await here.enter(entry)
+        await here.settle()
+
+        assert here.merged() == {"w"}
+        assert here.files() == {"a"}
+        assert here.tip in here.tester.good
 
 
 @on_loop
@@ -358,13 +380,13 @@ async def test_a_server_goes_on_where_another_one_landed(site: Opened, streams: 
 
         left = 1
 
-        async def land(self, project: Project, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
+        async def push(self, builder: CommitBuilder, branch: str, commit: str, expected: str) -> None:
             if not self.left:
                 raise GitFailed("not today")
             self.left -= 1
             await builder.push(branch, commit, expected)
 
-    async with site("one", landing=Once()) as one, site("two", owner="two", starts=False) as two:
+    async with site("one", push=Once().push) as one, site("two", owner="two", starts=False) as two:
         await two.builder.fetch_branch("main")
         await one.enter(streams.made("a", {"a": "1\n"}), streams.made("b", {"b": "1\n"}, method="squash"))
         await one.settle()

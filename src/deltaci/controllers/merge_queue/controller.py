@@ -34,7 +34,6 @@ from deltaci.core.listing import ALL_TENANTS
 from deltaci.core.run import Run
 from deltaci.engine.engine import Engine
 from deltaci.engine.requests import Overloaded
-from deltaci.forges.landing import Landing, PushLanding
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import BranchMoved, CommitBuilder
 from deltaci.git.mirrors import Mirrors
@@ -51,6 +50,7 @@ COUNT: Final = 4
 LOGGER: Final = logging.getLogger(__name__)
 
 IsWanted = Callable[[MergeEntry], Awaitable[bool]]
+PushBranch = Callable[[CommitBuilder, str, str, str], Awaitable[None]]  # Like `CommitBuilder.push`.
 _PASSING: Final = (Unavailable, Conflict, Overloaded)
 
 
@@ -67,8 +67,8 @@ class MergeQueueController:
         mirrors: Mirrors,
         ensure: Ensure,
         is_wanted: IsWanted,
-        landing: Landing | None = None,
         *,
+        push: PushBranch = CommitBuilder.push,
         owner: str = "",
         limits: BatchLimits | None = None,
     ) -> None:
@@ -78,7 +78,7 @@ class MergeQueueController:
         self._mirrors = mirrors
         self._ensure = ensure
         self._is_wanted = is_wanted
-        self._landing = landing or PushLanding()
+        self._push = push
         self._limits = limits or BatchLimits()
         self._lines = TypedDocuments(store, KIND, MergeQueueState)
         self._claims = Claims(store, CLAIM, owner or secrets.token_hex(8), CLAIM_SECONDS)
@@ -230,7 +230,7 @@ class MergeQueueController:
             case lines.HandleFailedBatch():
                 return await self._judge(name, line, batch, builder)
             case lines.MergeTestedBatch():
-                return await self._land(name, line, batch, project, builder)
+                return await self._land(name, line, batch, builder)
 
     async def _tell(self, name: str, line: MergeQueueState, outcome: MergeOutcome) -> bool:
         if outcome.id in self._deaf.get(name, ()):
@@ -299,9 +299,7 @@ class MergeQueueController:
             return await self._edit(name, line, lambda line: lines.moved(line, batch.number))
         return await self._edit(name, line, lambda line: lines.judged(line, batch.number))
 
-    async def _land(
-        self, name: str, line: MergeQueueState, batch: MergeBatch, project: Project, builder: CommitBuilder
-    ) -> bool:
+    async def _land(self, name: str, line: MergeQueueState, batch: MergeBatch, builder: CommitBuilder) -> bool:
         if not batch.is_landing:
             if unwanted := [each.id for each in line.entries(batch) if not await self._is_wanted(each)]:
                 return await self._edit(name, line, lambda line: lines.without(line, unwanted))
@@ -311,7 +309,7 @@ class MergeQueueController:
             try:
                 if not await self._is_made(builder, line, batch):
                     raise BranchMoved("")
-                await self._landing.land(project, builder, line.base, batch.top, batch.start)
+                await self._push(builder, line.base, batch.top, batch.start)
             except BranchMoved as moved:
                 # Perhaps it is there since before a crash, and somebody has built on it.
                 if not await builder.branch_contains(line.base, batch.top):

@@ -35,7 +35,6 @@ from deltaci.core.listing import ALL_TENANTS
 from deltaci.core.run import Origin, Run
 from deltaci.core.timers import is_over
 from deltaci.engine.requests import Overloaded
-from deltaci.forges.landing import Landing
 from deltaci.git.command import GitFailed
 from deltaci.git.commit_builder import CommitBuilder
 from deltaci.pipeline.parse.validation_rules import protocol_rules
@@ -57,7 +56,7 @@ LOGGER: Final = logging.getLogger(__name__)
 class WorkstreamController:
     """All workstreams of a server. Start it after the engine and stop it before."""
 
-    def __init__(self, context: WorkstreamContext, owner: str, landing: Landing) -> None:
+    def __init__(self, context: WorkstreamContext, owner: str) -> None:
         self.context = context
         self.merging = MergeQueueController(
             context.store,
@@ -66,7 +65,6 @@ class WorkstreamController:
             context.mirrors,
             ensure=self.ensure,
             is_wanted=self.is_wanted,
-            landing=landing,
             owner=owner,
         )
         self.merging.tell(self.outcome)
