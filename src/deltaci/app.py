@@ -23,6 +23,7 @@ from deltaci.api.routes import ROOT as API_ROOT
 from deltaci.controllers.flaky import FlakyTestTracker
 from deltaci.controllers.reporter import RunReporter
 from deltaci.controllers.repositories.controller import RepositoryController
+from deltaci.controllers.repositories.renames import RepositoryRenames
 from deltaci.controllers.statuses import ForgeAccess
 from deltaci.controllers.transitions import TransitionWriter
 from deltaci.controllers.workstreams.context import WorkstreamContext
@@ -264,7 +265,8 @@ class ControlPlane:
         self.repositories = RepositoryController(store, server.engine, folder, read_secret, url_policy)
         forge_projects = CachedForgeProjects(self.repositories.projects.find, read_secret)
         reports = ReportBuilder(store, server.logs, public_url)
-        self.forges = ForgeAccess(forge_projects, ForgeHttpClient(allowed_forges), reports)
+        forge_client = ForgeHttpClient(allowed_forges)
+        self.forges = ForgeAccess(forge_projects, forge_client, reports)
         self.transitions = TransitionWriter(store, folder) if has_transitions else None
         self.workstreams = self._create_workstreams(server)
         self.worktrees = WorktreeHandlers(
@@ -279,7 +281,12 @@ class ControlPlane:
         app_state = self._create_app_state(server)
         self.api = ApiApp(app_state)
         self.web = self._create_web(server, app_state, public_url, sign_in)
-        self._webhooks = WebhookApp(store, forge_projects, self.repositories.changes)
+        self._webhooks = WebhookApp(
+            store,
+            forge_projects,
+            self.repositories.changes,
+            RepositoryRenames(store, self.repositories.projects, forge_client),
+        )
 
     def _create_workstreams(self, server: Server) -> WorkstreamController:
         context = WorkstreamContext(

@@ -12,7 +12,7 @@ import httpx
 
 from deltaci.app import HttpListener, Server
 from deltaci.controllers.repositories.poller import push
-from deltaci.forges.projects import AcceptedChange
+from deltaci.forges.projects import AcceptedChange, ChangeSource
 from deltaci.git.url_policy import UrlPolicy
 from deltaci.pipeline.change import Change
 from tests.contract.backends import Backend, legal
@@ -37,9 +37,10 @@ class RepositorySite(ApiSite):
         """Report a push."""
         return await self.happened(push(f"refs/heads/{branch}", before, commit), delivery or f"{branch} {commit}")
 
-    async def happened(self, change: Change, delivery: str) -> AcceptedChange:
+    async def happened(self, change: Change, delivery: str, source: ChangeSource = "push") -> AcceptedChange:
         """Report a change and wait until it is planned."""
-        accepted = await self.service.control_plane.repositories.changes.accept(TENANT, PROJECT, change, delivery)
+        changes = self.service.control_plane.repositories.changes
+        accepted = await changes.accept(TENANT, PROJECT, change, delivery, source=source)
         await self.settled()
         return accepted
 

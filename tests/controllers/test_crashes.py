@@ -55,7 +55,7 @@ async def test_a_server_that_dies_while_it_handles_a_change(
             else:
                 broken.setattr(repositories.handling._superseding, "settled", die)
             told = push("refs/heads/main", upstream.first, second)
-            accepted = await repositories.changes.accept(TENANT, PROJECT, told, "d")
+            accepted = await repositories.changes.accept(TENANT, PROJECT, told, "d", source="push")
             await reached.wait()
             await repositories.stop()
 
@@ -91,7 +91,7 @@ async def test_a_server_that_dies_while_it_plans(
 
             broken.setattr(here.service.control_plane.repositories.planner._engine, "do_all", begin_and_die)
             told = push("refs/heads/main", "", upstream.first)
-            await here.service.control_plane.repositories.changes.accept(TENANT, PROJECT, told, "d")
+            await here.service.control_plane.repositories.changes.accept(TENANT, PROJECT, told, "d", source="push")
             await reached.wait()
             [left] = await here.runs()
             await here.service.control_plane.repositories.stop()
@@ -161,10 +161,10 @@ async def test_two_servers_handle_a_change_once(postgres_backend: Backend, tmp_p
         told = await asyncio.gather(
             *(
                 site.service.control_plane.repositories.changes.accept(
-                    TENANT, PROJECT, push_request, f"{number % 3} {push_request.commit}"
+                    TENANT, PROJECT, push_request, push_request.commit, source="push"
                 )
                 for push_request in pushes
-                for number, site in enumerate(sites * 3)
+                for site in sites * 3
             )
         )
         for site in sites * 2:
@@ -191,7 +191,8 @@ async def test_two_servers_agree_who_is_newest(postgres_backend: Backend, tmp_pa
         commits = [upstream.push({"a": str(number)}) for number in range(8)]
         for before, commit in zip([upstream.first, *commits], commits, strict=False):
             changes = sites[int(commit, 16) % 2].service.control_plane.repositories.changes
-            await changes.accept(TENANT, PROJECT, push("refs/heads/main", before, commit), commit)
+            pushed = push("refs/heads/main", before, commit)
+            await changes.accept(TENANT, PROJECT, pushed, commit, source="push")
         for site in sites * 2:
             await site.settled()
 
@@ -216,6 +217,6 @@ async def test_a_server_that_stops_takes_its_git_along(backend: Backend, tmp_pat
         async with opened(backend, tmp_path / "data", UrlPolicy(frozenset({"http", "private"}))) as here:
             await here.project(f"http://127.0.0.1:{port}/acme/shop.git")
             told = push("refs/heads/main", "", "a" * 40)
-            await here.service.control_plane.repositories.changes.accept(TENANT, PROJECT, told, "d")
+            await here.service.control_plane.repositories.changes.accept(TENANT, PROJECT, told, "d", source="push")
             await heard.wait()
         await gone.wait()

@@ -150,7 +150,7 @@ async def test_servers_side_by_side_let_one_in(postgres_backend: Backend, tmp_pa
         await asyncio.gather(
             *(
                 site.service.control_plane.repositories.changes.accept(
-                    TENANT, PROJECT, push(f"refs/heads/{n}{name}", "", commit), f"{n}{name}"
+                    TENANT, PROJECT, push(f"refs/heads/{n}{name}", "", commit), f"{n}{name}", source="push"
                 )
                 for n, site in enumerate(sites)
                 for name in "abc"

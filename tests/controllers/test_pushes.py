@@ -45,7 +45,7 @@ async def test_a_push_becomes_a_run_with_its_jobs(site: Opened, upstream: Upstre
 
 @on_loop
 async def test_what_is_told_twice_makes_nothing_new(site: Opened, upstream: Upstream) -> None:
-    """The same delivery, the same push by another delivery, and all of it at once."""
+    """The same delivery, also many times at once, and the same push by other sources."""
     async with site() as here:
         await here.project(upstream.url)
         second = upstream.push({"a": "1"})
@@ -53,8 +53,14 @@ async def test_what_is_told_twice_makes_nothing_new(site: Opened, upstream: Upst
         told = push("refs/heads/main", upstream.first, second)
 
         first = await here.happened(told, "one")
-        repeats = [await here.happened(told, delivery) for delivery in ("one", "two", "three")]
-        many = await asyncio.gather(*(changes.accept(TENANT, PROJECT, told, f"many {n}") for n in range(20)))
+        seen_by_polling = push("refs/heads/main", "", second)
+        repeats = [
+            await here.happened(told, "one"),
+            await here.happened(told, "two", "webhook"),
+            await here.happened(seen_by_polling, "three", "poll"),
+            await here.happened(told, "two", "webhook"),
+        ]
+        many = await asyncio.gather(*(changes.accept(TENANT, PROJECT, told, "one", source="push") for _ in range(20)))
         await here.settled()
 
         assert first.is_new
@@ -64,20 +70,40 @@ async def test_what_is_told_twice_makes_nothing_new(site: Opened, upstream: Upst
 
 
 @on_loop
-async def test_a_push_that_was_undone_can_be_made_again(site: Opened, upstream: Upstream) -> None:
-    """The branch went back in between: then the same push is another event."""
+async def test_a_push_that_was_undone_can_be_made_again(site: Opened, upstream: Upstream, backend: Backend) -> None:
+    """Each source reports a push under one id: another id is another push, however soon it follows."""
     async with site() as here:
         await here.project(upstream.url, policies={"supersede_pushes": "none"})
         second = upstream.push({"a": "1"})
 
         there = await here.pushed(second, upstream.first, delivery="d1")
         back = await here.pushed(upstream.first, second, delivery="d2")
-        late = await here.pushed(upstream.first, second, delivery="d3")
-        again = await here.pushed(second, upstream.first, delivery="d4")
+        again = await here.pushed(second, upstream.first, delivery="d3")
+        late = await here.pushed(upstream.first, second, delivery="d2")
+        polled = await here.happened(push("refs/heads/main", upstream.first, second), "1", "poll")
+        polled_again = await here.happened(push("refs/heads/main", upstream.first, second), "2", "poll")
 
-        assert [each.is_new for each in (there, back, late, again)] == [True, True, False, True]
-        assert late.id == back.id
-        assert len({run["id"] for run in await here.runs()}) == 3
+        assert [change.is_new for change in (there, back, again, late, polled)] == [True, True, True, False, False]
+        assert (late.id, polled.id) == (back.id, again.id)
+        assert polled_again.is_new
+        assert len({run["id"] for run in await here.runs()}) == 4
+
+
+@on_loop
+async def test_a_report_without_an_id_is_recognized_by_its_content_for_ten_minutes(
+    site: Opened, upstream: Upstream, backend: Backend
+) -> None:
+    async with site() as here:
+        await here.project(upstream.url)
+        second = push("refs/heads/main", upstream.first, upstream.push({"a": "1"}))
+
+        first = await here.happened(second, "", "webhook")
+        soon = await here.happened(second, "", "webhook")
+        backend.after(601)
+        late = await here.happened(second, "", "webhook")
+
+        assert [change.is_new for change in (first, soon, late)] == [True, False, True]
+        assert soon.id == first.id
 
 
 @pytest.mark.proves("ORC-R8")
@@ -98,7 +124,7 @@ async def test_a_newer_push_supersedes_what_has_not_begun(site: Opened, upstream
         assert states == ["RUNNING", "CANCELED", "PENDING", "PENDING"]
         assert newest["superseded"] == [waiting["files"][0]["run"]]
         superseded = await people.run(waiting["files"][0]["run"])
-        assert superseded["reason"] == f"superseded: a newer commit, {newest['commit'][:12]}"
+        assert superseded["reason"] == f"superseded: the branch is at {newest['commit'][:12]}"
         await runner.finish(lease)
 
 

@@ -81,16 +81,16 @@ async def test_one_that_is_closed_is_not_worked_on_any_more(site: Opened, upstre
 
 @on_loop
 async def test_the_same_news_of_a_pull_request_is_one_event(site: Opened, upstream: Upstream, backend: Backend) -> None:
-    """Within minutes; later it can have happened again."""
+    """Without an id, within ten minutes; later it can have happened again."""
     async with site() as here:
         await here.project(upstream.url)
         upstream.switch("topic")
         told = request(upstream, upstream.commit({"a": "1"}), "reopened")
 
-        first = await here.happened(told, "d1")
-        second = await here.happened(told, "d2")
+        first = await here.happened(told, "", "webhook")
+        second = await here.happened(told, "", "webhook")
         backend.after(3600)
-        later = await here.happened(told, "d3")
+        later = await here.happened(told, "", "webhook")
 
         assert [each.is_new for each in (first, second, later)] == [True, False, True]
 

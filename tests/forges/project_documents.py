@@ -1,4 +1,4 @@
-"""Projects and changes in documents, for tests of webhooks and statuses."""
+"""Projects in documents, for tests of webhooks and statuses."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from deltaci.forges.projects import AcceptedChange, ForgeProject
+from deltaci.controllers.projects import Projects
+from deltaci.controllers.repositories.change_records import ChangeRecords
+from deltaci.controllers.repositories.renames import RepositoryRenames
+from deltaci.forges.http import ForgeHttpClient
+from deltaci.forges.projects import ForgeProject
 from deltaci.pipeline.change import Change
 from deltaci.server.webhooks import WebhookApp
-from deltaci.storage.port import Conflict, Document, Store
+from deltaci.storage.port import Document, Store
 from tests.forges.payloads import NOW, SECRET, WebhookRequest
 
 TENANT: Final = "acme"
 PROJECTS: Final = "test-project"
-CHANGES: Final = "test-change"
 
 
 class ProjectDocuments:
-    """Stores projects and changes in documents; implements `ForgeProjects` and `ChangeIntake`."""
+    """Stores projects with their secrets in documents; implements `ForgeProjects`."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -37,19 +40,10 @@ class ProjectDocuments:
         document = await self.store.find_document(PROJECTS, project, tenant)
         return msgspec.json.decode(document.body, type=ForgeProject) if document is not None else None
 
-    async def accept(self, tenant: str, project: str, change: Change, delivery: str) -> AcceptedChange:
-        """Store the change once for each delivery."""
-        name = f"{project}/{delivery}"
-        try:
-            await self.store.put_documents([Document(CHANGES, tenant, name, 0, 0, msgspec.json.encode(change))])
-        except Conflict:
-            return AcceptedChange(name, is_new=False)
-        return AcceptedChange(name, is_new=True)
-
     async def changes(self, tenant: str = TENANT) -> list[Change]:
         """Return all changes of a tenant."""
-        documents = await self.store.list_documents(CHANGES, tenant)
-        return [msgspec.json.decode(document.body, type=Change) for document in documents]
+        page = await ChangeRecords(self.store).page(tenant, "", 100)
+        return [record.change for _, record in page]
 
 
 class WebhookSender:
@@ -71,6 +65,9 @@ class WebhookSender:
 async def webhook_sender(store: Store, clock: Callable[[], float] = lambda: NOW) -> AsyncIterator[WebhookSender]:
     """Open a sender for the webhook endpoint over this store."""
     project_documents = ProjectDocuments(store)
-    hooks: Any = WebhookApp(store, project_documents, project_documents, clock)
+    client = ForgeHttpClient()
+    renames = RepositoryRenames(store, Projects(store), client)
+    hooks: Any = WebhookApp(store, project_documents, ChangeRecords(store), renames, clock)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=hooks), base_url="http://here") as http:
         yield WebhookSender(http, project_documents)
+    await client.close()

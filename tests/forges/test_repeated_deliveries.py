@@ -8,11 +8,13 @@ import pytest
 
 from deltaci.core.listing import ALL_TENANTS
 from deltaci.forges import delivery_dedupe
+from deltaci.forges.deliveries import DeliveryEntry, DeliveryLog
 from tests.contract.backends import Backend, on_loop
 from tests.forges.payloads import (
     NOW,
     SECRET,
     TAG,
+    ZERO,
     WebhookRequest,
     gitea,
     gitea_push,
@@ -24,7 +26,7 @@ from tests.forges.payloads import (
     gitlab_signed,
     plain_git,
 )
-from tests.forges.project_documents import WebhookSender, webhook_sender
+from tests.forges.project_documents import TENANT, WebhookSender, webhook_sender
 from tests.forges.test_webhooks import PUSHES, deliver
 
 SIGNING = "whsec_" + "a2tra2tra2tra2tra2tra2tra2tra2tra2tra2tra2s="  # 32 times k
@@ -45,24 +47,13 @@ async def test_a_repeated_delivery_has_no_effect(memory: Backend, forge: str) ->
         assert len(await post.project_documents.changes()) == 1
 
 
-@pytest.mark.parametrize(
-    ("forge", "again"),
-    [
-        ("github", github("push", github_push(), delivery="another")),
-        ("gitlab", gitlab("Push Hook", gitlab_push(), uuid="another")),
-        ("gitea", gitea("push", gitea_push(), delivery="another")),
-        ("git", plain_git(at=NOW + 100)),
-    ],
-)
 @on_loop
-async def test_the_same_event_has_no_effect_under_another_id(
-    memory: Backend, forge: str, again: WebhookRequest
-) -> None:
-    """The id is not signed, so an eavesdropper could send a delivery again under a new one."""
+async def test_a_push_signed_anew_under_the_same_id_has_no_effect(memory: Backend) -> None:
+    """The hook of a bare repository repeats a request with a new time."""
     async with memory.opened() as store, webhook_sender(store) as post:
-        await post.project_documents.add("p", forge)
+        await post.project_documents.add("p", "git")
 
-        assert await send_twice(post, PUSHES[forge], again) == ["accepted", "duplicate"]
+        assert await send_twice(post, plain_git(), plain_git(at=NOW + 100)) == ["accepted", "duplicate"]
 
 
 @pytest.mark.parametrize(
@@ -85,16 +76,18 @@ async def test_a_delivery_without_an_id_is_recognized_by_its_content(
 @pytest.mark.parametrize(
     ("forge", "other"),
     [
+        ("github", github("push", github_push(), delivery="2")),
         ("github", github("push", github_push(before=TAG), delivery="2")),
         ("github", github("push", github_push(repository={"id": 35129377, "pushed_at": 1767513699}), delivery="2")),
-        ("gitlab", gitlab("Push Hook", gitlab_push(before=TAG), uuid="2")),
+        ("gitlab", gitlab("Push Hook", gitlab_push(), uuid="2")),
+        ("gitea", gitea("push", gitea_push(), delivery="2")),
         ("gitea", gitea("push", gitea_push(before=TAG), delivery="2")),
         ("git", plain_git(delivery="another push")),
     ],
 )
 @on_loop
 async def test_another_event_is_another_change(memory: Backend, forge: str, other: WebhookRequest) -> None:
-    """Also the same commit, pushed to the same branch again after another one."""
+    """Another id is another event: also the same commit, pushed to the same branch again."""
     async with memory.opened() as store, webhook_sender(store) as post:
         await post.project_documents.add("p", forge)
 
@@ -148,29 +141,48 @@ async def test_a_delivery_repeated_after_a_crash_creates_no_second_change(memory
     async with memory.opened() as store, webhook_sender(store) as post:
         await post.project_documents.add("p", "github")
         _, first = await post.send(PUSHES["github"])
-        for document in await store.list_documents(delivery_dedupe.DELIVERY_KIND, ALL_TENANTS):
-            await store.delete_document(document.kind, document.tenant, document.name, document.version)
+        [document] = await store.list_documents(delivery_dedupe.DELIVERY_KIND, ALL_TENANTS)
+        await store.delete_document(document.kind, document.tenant, document.name, document.version)
 
         _, again = await post.send(PUSHES["github"])
 
         assert (again["result"], again["change"]) == ("duplicate", first["change"])
-        assert len(await store.list_documents(delivery_dedupe.DELIVERY_KIND, ALL_TENANTS)) == 2
+        assert len(await store.list_documents(delivery_dedupe.DELIVERY_KIND, ALL_TENANTS)) == 1
 
 
 @on_loop
-async def test_deliveries_are_remembered_for_a_year(backend: Backend) -> None:
+async def test_delivery_ids_are_remembered_for_a_month(backend: Backend) -> None:
+    """GitHub offers to deliver again for 30 days. A change that is kept no longer than that is not needed for it."""
     async with backend.opened() as store, webhook_sender(store) as post:
         await post.project_documents.add("p", "github")
         await post.send(PUSHES["github"])
-        backend.after(390 * 86400)
-        other = github("push", github_push(before=TAG), delivery="2")
-        await post.send(other)
+        deletion = github("push", github_push(after=ZERO), delivery="2")
+        await post.send(deletion)
+        backend.after(31 * 86400)
         assert not await delivery_dedupe.delete_expired(store)
         assert (await post.send(PUSHES["github"]))[1]["result"] == "duplicate"
-        backend.after(20 * 86400)
+        assert (await post.send(deletion))[1]["result"] == "duplicate"
+        backend.after(10 * 86400)
 
         assert await delivery_dedupe.delete_expired(store) == 2
-        assert (await post.send(other))[1]["result"] == "duplicate"
+
+
+@on_loop
+async def test_the_log_of_a_project_is_bounded(memory: Backend) -> None:
+    """The newest entries stay, also of other projects."""
+    async with memory.opened() as store:
+        log = DeliveryLog(store)
+        await log.add(TENANT, "q", DeliveryEntry(result="pong"))
+        for number in range(delivery_dedupe.MAX_LOGGED + 3):
+            memory.after(1)
+            await log.add(TENANT, "p", DeliveryEntry(result="ignored", reason=str(number)))
+
+        assert await delivery_dedupe.delete_expired(store) == 3
+
+        kept = await log.page(TENANT, "p", "", 1000)
+        assert len(kept) == delivery_dedupe.MAX_LOGGED
+        assert [entry.reason for _, entry in kept[:2]] == ["502", "501"]
+        assert len(await log.page(TENANT, "q", "", 1000)) == 1
 
 
 # -- signatures of GitLab

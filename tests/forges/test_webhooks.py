@@ -62,7 +62,7 @@ async def test_a_push_becomes_a_change(memory: Backend, forge: str) -> None:
     status, response, [change] = await deliver(memory, forge, PUSHES[forge])
 
     assert (status, response["result"]) == (202, "accepted")
-    assert response["change"].startswith("p/")
+    assert response["change"].startswith("c")
     assert (change.event, change.ref, change.branch, change.tag) == ("push", "refs/heads/main", "main", "")
     assert (change.commit, change.before, change.actor, change.is_fork) == (NEW, OLD, "ada", False)
     if forge != "git":

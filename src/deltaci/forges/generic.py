@@ -67,6 +67,9 @@ class PlainGit:
         """Return the id of the delivery from the body, because only the body is signed."""
         return decode_payload(delivery.body, PushPayload).delivery
 
+    def event_name(self, delivery: Delivery) -> str:
+        return "push"
+
     def parse(self, delivery: Delivery) -> WebhookEvent | IgnoredEvent:
         """Return the event of a push; a deletion is ignored.
 
@@ -77,4 +80,4 @@ class PlainGit:
             ref=payload.ref, before=payload.before, after=payload.after, commit=payload.after, actor=payload.pusher
         )
         change = push_change(push)
-        return change if isinstance(change, IgnoredEvent) else WebhookEvent(change, payload.delivery)
+        return change if isinstance(change, IgnoredEvent) else WebhookEvent(change)

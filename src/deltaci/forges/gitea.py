@@ -38,13 +38,15 @@ class Gitea:
         """Return the forge's id of the delivery, or an empty string."""
         return delivery.header(b"x-forgejo-delivery") or delivery.header(b"x-gitea-delivery")
 
+    def event_name(self, delivery: Delivery) -> str:
+        return delivery.header(b"x-forgejo-event") or delivery.header(b"x-gitea-event")
+
     def parse(self, delivery: Delivery) -> WebhookEvent | IgnoredEvent:
         """Return the event of a push or a pull request. Any other event is ignored.
 
         A test delivery is a push with the same commit before and after, which is ignored, too.
         """
-        event = delivery.header(b"x-forgejo-event") or delivery.header(b"x-gitea-event")
-        match event:
+        match self.event_name(delivery):
             case "push":
                 return parse_push(delivery.body)
             case "pull_request" | "pull_request_sync" | "pull_request_label":
@@ -59,6 +61,10 @@ class Gitea:
         url = f"{project.api_root()}/repos/{repository}/statuses/{report.commit}"
         headers = {"Authorization": f"token {project.api_token}"}
         return ForgeRequest("POST", url, headers, status_body(report, _STATES))
+
+    def repository_request(self, project: ForgeProject, repository_id: str) -> ForgeRequest:
+        url = f"{project.api_root()}/repositories/{quote(repository_id, safe='')}"
+        return ForgeRequest("GET", url, {"Authorization": f"token {project.api_token}"}, {})
 
     def accepted_id(self, response: ForgeResponse) -> str | None:
         """Return the id of the created status, or None if the forge did not accept it."""

@@ -21,6 +21,7 @@ from deltaci.forges.webhook_event import (
     WebhookEvent,
     decode_payload,
     hmac_hex,
+    microseconds,
     pull_request_change,
     push_change,
     signatures_equal,
@@ -122,8 +123,10 @@ def parse_push(body: bytes) -> WebhookEvent | IgnoredEvent:
             default_branch=payload.repository.default_branch,
         )
     )
+    if isinstance(change, IgnoredEvent):
+        return change
     pushed_at = payload.repository.pushed_at or payload.repository.updated_at
-    return change if isinstance(change, IgnoredEvent) else WebhookEvent(change, str(pushed_at or ""))
+    return WebhookEvent(change, microseconds(pushed_at), str(payload.repository.id))
 
 
 def _is_fork(head: _Branch, base: _Branch) -> bool:
@@ -159,7 +162,9 @@ def parse_pull_request(body: bytes, actions: dict[str, str]) -> WebhookEvent | I
             label=payload.label.name if payload.label is not None else "",
         )
     )
-    return change if isinstance(change, IgnoredEvent) else WebhookEvent(change, pull_request.updated_at or "")
+    if isinstance(change, IgnoredEvent):
+        return change
+    return WebhookEvent(change, microseconds(pull_request.updated_at), str(payload.repository.id))
 
 
 class GitHub:
@@ -174,9 +179,12 @@ class GitHub:
         """Return the id of the delivery, which a redelivery keeps."""
         return delivery.header(b"x-github-delivery")
 
+    def event_name(self, delivery: Delivery) -> str:
+        return delivery.header(b"x-github-event")
+
     def parse(self, delivery: Delivery) -> WebhookEvent | IgnoredEvent:
         """Return the event of a push or a pull request. A ping and any other event are ignored."""
-        match delivery.header(b"x-github-event"):
+        match self.event_name(delivery):
             case "push":
                 return parse_push(delivery.body)
             case "pull_request":
@@ -193,11 +201,7 @@ class GitHub:
         """
         owner, _, repository_name = project.repository.partition("/")
         repository_url = f"{project.api_root(API)}/repos/{quote(owner, safe='')}/{quote(repository_name, safe='')}"
-        headers = {
-            "Authorization": f"Bearer {project.api_token}",
-            "Accept": "application/vnd.github+json",
-            "X-GitHub-Api-Version": API_VERSION,
-        }
+        headers = _headers(project)
         if project.reports != "checks":
             return ForgeRequest(
                 "POST", f"{repository_url}/statuses/{report.commit}", headers, status_body(report, _STATES)
@@ -210,9 +214,21 @@ class GitHub:
             "POST", f"{repository_url}/check-runs", headers, {"head_sha": report.commit, **_check_body(report)}
         )
 
+    def repository_request(self, project: ForgeProject, repository_id: str) -> ForgeRequest:
+        url = f"{project.api_root(API)}/repositories/{quote(repository_id, safe='')}"
+        return ForgeRequest("GET", url, _headers(project), {})
+
     def accepted_id(self, response: ForgeResponse) -> str | None:
         """Return the id of the check run or status, or None if GitHub did not accept it."""
         return response.id if 200 <= response.status < 300 else None
+
+
+def _headers(project: ForgeProject) -> dict[str, str]:
+    return {
+        "Authorization": f"Bearer {project.api_token}",
+        "Accept": "application/vnd.github+json",
+        "X-GitHub-Api-Version": API_VERSION,
+    }
 
 
 def status_body(report: StatusReport, states: dict[str, str]) -> dict[str, Any]:

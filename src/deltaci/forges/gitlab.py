@@ -27,6 +27,7 @@ from deltaci.forges.webhook_event import (
     decode_payload,
     is_recent,
     is_zero,
+    microseconds,
     pull_request_change,
     push_change,
     signatures_equal,
@@ -156,11 +157,14 @@ class GitLab:
         header_names = (b"webhook-id", b"idempotency-key", b"x-gitlab-event-uuid")
         return next((id_text for header_name in header_names if (id_text := delivery.header(header_name))), "")
 
+    def event_name(self, delivery: Delivery) -> str:
+        return delivery.header(b"x-gitlab-event")
+
     def parse(self, delivery: Delivery) -> WebhookEvent | IgnoredEvent:
         """Return the event of a push to a branch or tag or of a merge request. Any other event is ignored."""
-        match delivery.header(b"x-gitlab-event"):
+        match self.event_name(delivery):
             case "Push Hook" | "Tag Push Hook":
-                return _parse_push(delivery)
+                return _parse_push(delivery.body)
             case "Merge Request Hook":
                 return _parse_merge_request(delivery.body)
             case event_name:
@@ -182,6 +186,10 @@ class GitLab:
             "POST", f"{repository_url}/statuses/{report.commit}", {"PRIVATE-TOKEN": project.api_token}, body
         )
 
+    def repository_request(self, project: ForgeProject, repository_id: str) -> ForgeRequest:
+        url = f"{project.api_root(API)}/projects/{quote(repository_id, safe='')}"
+        return ForgeRequest("GET", url, {"PRIVATE-TOKEN": project.api_token}, {})
+
     def accepted_id(self, response: ForgeResponse) -> str | None:
         """Return the id of the status, or None if GitLab did not accept it.
 
@@ -200,8 +208,8 @@ def _signing_keys(secret: str) -> list[bytes]:
     return [key for key in keys if key]
 
 
-def _parse_push(delivery: Delivery) -> WebhookEvent | IgnoredEvent:
-    payload = decode_payload(delivery.body, _PushPayload)
+def _parse_push(body: bytes) -> WebhookEvent | IgnoredEvent:
+    payload = decode_payload(body, _PushPayload)
     commit = payload.checkout_sha or ("0" * 40 if is_zero(payload.after) else payload.after)
     message_by_commit = {pushed_commit.id: pushed_commit.message for pushed_commit in payload.commits[-MAX_COMMITS:]}
     change = push_change(
@@ -216,10 +224,7 @@ def _parse_push(delivery: Delivery) -> WebhookEvent | IgnoredEvent:
             default_branch=payload.project.default_branch or "",
         )
     )
-    # A push has no time. Where the delivery's id is signed, it distinguishes two events as well.
-    is_signed = bool(delivery.header(b"webhook-signature"))
-    occurred_at = delivery.header(b"webhook-id") if is_signed else ""
-    return change if isinstance(change, IgnoredEvent) else WebhookEvent(change, occurred_at)
+    return change if isinstance(change, IgnoredEvent) else WebhookEvent(change, 0, str(payload.project.id))
 
 
 def _action(payload: _MergeRequestPayload) -> str:
@@ -261,4 +266,6 @@ def _parse_merge_request(body: bytes) -> WebhookEvent | IgnoredEvent:
             labels=tuple(label.title for label in payload.labels),
         )
     )
-    return change if isinstance(change, IgnoredEvent) else WebhookEvent(change, merge_request.updated_at or "")
+    if isinstance(change, IgnoredEvent):
+        return change
+    return WebhookEvent(change, microseconds(merge_request.updated_at), str(payload.project.id))

@@ -14,11 +14,17 @@ ForgeName = Literal["github", "gitlab", "gitea", "forgejo", "git"]
 ReportKind = Literal["statuses", "checks", "nothing"]
 
 
+ChangeSource = Literal["webhook", "push", "poll", "schedule"]
+
+
 class AcceptedChange(msgspec.Struct, frozen=True):
-    """The id of a stored change. `is_new` is False if it was stored before."""
+    """A stored change. Unless it `is_new`, also its runs, the reason of its outcome, and whether handling it failed."""
 
     id: str
     is_new: bool
+    runs: tuple[str, ...] = ()
+    reason: str = ""
+    is_failed: bool = False
 
 
 class ForgeProject(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,8 +64,24 @@ class ForgeProjects(Protocol):
 class ChangeIntake(Protocol):
     """Accepts the changes that webhooks report."""
 
-    async def accept(self, tenant: str, project: str, change: Change, delivery: str) -> AcceptedChange:
-        """Store the change. Calls with the same `delivery`, even concurrent ones, create one change."""
+    async def accept(
+        self,
+        tenant: str,
+        project: str,
+        change: Change,
+        delivery: str,
+        *,
+        source: ChangeSource,
+        occurred_at: int = 0,
+    ) -> AcceptedChange:
+        """Store the change. Calls with the same `delivery`, even concurrent ones, create one change.
+
+        `occurred_at` is the time of the event by the clock of its source in microseconds, or 0.
+        """
+        ...
+
+    async def repeat(self, tenant: str, change_id: str) -> AcceptedChange | None:
+        """Return a stored change whose delivery was repeated, or None. It is handled again if handling it failed."""
         ...
 
 

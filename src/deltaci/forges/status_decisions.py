@@ -95,6 +95,10 @@ class StatusApi(Protocol):
         """Build the request for a report. `check_id` is the forge's id of the run's existing check, if it has one."""
         ...
 
+    def repository_request(self, project: ForgeProject, repository_id: str) -> ForgeRequest:
+        """Build the request that reads a repository by its id."""
+        ...
+
     def accepted_id(self, response: ForgeResponse) -> str | None:
         """Return the forge's id of the status that it accepted, or None if it did not accept it."""
         ...

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
+from datetime import datetime
 from hashlib import blake2b, sha256
 from typing import Annotated, Any, Final, Protocol, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
 
+from deltaci.core.instants import SECOND
 from deltaci.core.text import plain_line
-from deltaci.git.mirrors import TEMPORARY_BRANCH_PREFIX
 from deltaci.pipeline.change import Change
 from deltaci.pipeline.model import PullRequestType
 
@@ -58,11 +59,13 @@ class IgnoredEvent(msgspec.Struct, frozen=True):
 class WebhookEvent(msgspec.Struct, frozen=True):
     """A delivery that causes a change.
 
-    `occurred_at`, in the forge's own format, distinguishes two events with the same content.
+    `occurred_at` is its time by the forge's clock in microseconds, or 0. `repository_id` is the forge's id of the
+    repository, which stays the same when it is renamed.
     """
 
     change: Change
-    occurred_at: str = ""
+    occurred_at: int = 0
+    repository_id: str = ""
 
 
 class WebhookParser(Protocol):
@@ -74,6 +77,10 @@ class WebhookParser(Protocol):
 
     def delivery_id(self, delivery: Delivery) -> str:
         """Return the forge's id of the delivery, or an empty string if it sends none."""
+        ...
+
+    def event_name(self, delivery: Delivery) -> str:
+        """Return the forge's name of the kind of event."""
         ...
 
     def parse(self, delivery: Delivery) -> WebhookEvent | IgnoredEvent:
@@ -103,6 +110,17 @@ def is_recent(timestamp: str, now: float) -> bool:
 def is_zero(sha: str) -> bool:
     """Return whether the hash consists of zeros, which forges send in place of a missing commit."""
     return not sha.strip("0")
+
+
+def microseconds(time: int | str | None) -> int:
+    """Return a time of a forge's payload, in Unix seconds or as text, in microseconds; 0 if it is none."""
+    if isinstance(time, int):
+        return time * SECOND if 0 < time < 2**40 else 0
+    try:
+        moment = datetime.fromisoformat((time or "").replace(" UTC", "Z"))
+    except ValueError:
+        return 0
+    return int(moment.timestamp() * SECOND) if moment.tzinfo is not None and moment.year > 1970 else 0
 
 
 def title_of(message: str) -> str:
@@ -137,14 +155,12 @@ class Push(msgspec.Struct, frozen=True, kw_only=True):
 def push_change(push: Push) -> Change | IgnoredEvent:
     """Return the change that a push makes, or the reason why it is ignored.
 
-    Ignored are deletions, refs other than branches and tags, refs that did not move, and branches of the merge queue.
+    Ignored are deletions, refs other than branches and tags, and refs that did not move.
     """
     branch = push.ref.removeprefix(BRANCH_REFS) if push.ref.startswith(BRANCH_REFS) else ""
     tag = push.ref.removeprefix(TAG_REFS) if push.ref.startswith(TAG_REFS) else ""
     if not branch and not tag:
         return IgnoredEvent(f"{plain_line(push.ref, MAX_TITLE)!r} is neither a branch nor a tag")
-    if branch.startswith(TEMPORARY_BRANCH_PREFIX):
-        return IgnoredEvent(f"{plain_line(branch, MAX_TITLE)!r} is a branch of the merge queue")
     if is_zero(push.after) or is_zero(push.commit):
         return IgnoredEvent(f"the {'branch' if branch else 'tag'} {plain_line(branch or tag, MAX_TITLE)!r} was deleted")
     if push.before == push.after:
@@ -208,13 +224,11 @@ class PullRequest(msgspec.Struct, frozen=True, kw_only=True):
 def pull_request_change(pull_request: PullRequest) -> Change | IgnoredEvent:
     """Return the change that a pull request event makes, or the reason why it is ignored.
 
-    Ignored are actions that no pipeline can name in its triggers, and branches of the merge queue.
+    Ignored are actions that no pipeline can name in its triggers.
     """
     if pull_request.action not in ACTIONS:
         action = plain_line(pull_request.action, MAX_TITLE)
         return IgnoredEvent(f"no pipeline can be triggered by the action {action!r} of a pull request")
-    if pull_request.head_branch.startswith(TEMPORARY_BRANCH_PREFIX) and not pull_request.is_fork:
-        return IgnoredEvent(f"{plain_line(pull_request.head_branch, MAX_TITLE)!r} is a branch of the merge queue")
     return Change(
         event="pull_request",
         commit=pull_request.commit,

@@ -29,8 +29,6 @@ from deltaci.git.repository import MISSING_ON_REMOTE, BareRepository, is_commit,
 from deltaci.git.url_policy import SSH, UnresolvedHostError, UrlPolicy
 
 FOLDER: Final = "repositories"
-# Branches that the merge queue pushes for a moment, so that a forge can merge them. They cause no webhook events.
-TEMPORARY_BRANCH_PREFIX: Final = "deltaci/merge/"
 MAX_FILE_BYTES: Final = 1024 * 1024
 MAX_MIRROR_BYTES: Final = 32 * 1024**3
 MAX_PACKS: Final = 40
@@ -156,6 +154,14 @@ class Mirror(BareRepository):
             elif is_ref(ref) and is_commit(target_or_commit):
                 commit_by_ref[ref] = target_or_commit
         return RemoteRefs(default_ref, commit_by_ref)
+
+    async def remote_commit(self, ref: str) -> str:
+        """Return the commit of a ref of the remote repository, or an empty string if there is no such ref."""
+        async with self.open_remote() as remote:
+            git_arguments = ["ls-remote", "--", remote.url, ref]
+            output = await self.git.run(git_arguments, remote=remote, timeout_seconds=LS_REMOTE_SECONDS)
+        refs = (row.split("\t") for row in output.decode("utf-8", "replace").splitlines())
+        return next((commit for commit, name in refs if name == ref), "")
 
     async def ensure_commit(self, commit: str, *refs: str) -> None:
         """Fetch a commit with its history unless the mirror has it: first through these refs, then by its hash.

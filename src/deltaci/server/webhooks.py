@@ -1,12 +1,12 @@
 """Webhooks: a forge delivers its events to `POST /hooks/PROJECT` or `POST /hooks/TENANT/PROJECT`.
 
 A delivery is checked in this order: the size, the project and its secret, the signature over the raw bytes, and only
-then the content. A project that does not exist is answered like a bad signature, after the same time. A delivery that
-was processed before, by its id or its content, has no effect. Every response is one line of JSON with the result and a
-reason.
+then the content. A project that does not exist is answered like a bad signature, after the same time. A delivery whose
+id was answered before has no effect, unless its change could not be handled. Every response is one line of JSON with
+the result and a reason; those to authenticated deliveries are logged.
 
-A change is stored before its delivery is recorded: after a crash in between, the repeated delivery finds the change and
-creates no second one.
+A change is stored before its delivery is logged: its id is derived from that of the delivery, so that after a crash in
+between the repeated delivery creates no second one.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
+from deltaci.controllers.repositories.renames import RepositoryRenames
 from deltaci.core.errors import Refused
 from deltaci.core.text import plain_line
 from deltaci.engine.requests import Overloaded
-from deltaci.forges import WEBHOOK_PARSERS, delivery_dedupe
-from deltaci.forges.projects import ChangeIntake, ForgeProject, ForgeProjects
-from deltaci.forges.webhook_event import MAX_DELIVERY, Delivery, IgnoredEvent, WebhookEvent, fingerprint
-from deltaci.pipeline.change import Change
+from deltaci.forges import WEBHOOK_PARSERS
+from deltaci.forges.deliveries import DeliveryEntry, DeliveryLog
+from deltaci.forges.projects import AcceptedChange, ChangeIntake, ForgeProject, ForgeProjects
+from deltaci.forges.webhook_event import MAX_DELIVERY, Delivery, IgnoredEvent, WebhookEvent, WebhookParser
 from deltaci.protocol.routes import status_of
-from deltaci.server.errors import http_error
+from deltaci.server.errors import HttpError, http_error
 from deltaci.server.request import MAX_QUOTED_CHARS, Receive, Request, Scope, Send
-from deltaci.storage.port import Conflict, Store, is_storable_text
+from deltaci.storage.port import Store, is_storable_text
 
 ROOT: Final = "/hooks/"
 TENANT: Final = "default"
@@ -42,38 +42,43 @@ REFUSED_AFTER_SECONDS: Final = (
     0.05  # The same for every reason of refusal, so that the response time does not reveal the reason.
 )
 MAX_NAME: Final = 200
+MAX_LOGGED_REASON: Final = 1000
+REPEATED: Final = "it was delivered before"
 
 LOGGER: Final = logging.getLogger(__name__)
 
 
 class WebhookResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The body of the response to a delivery: the result, its reason (`why`), and the change's id or an error code."""
+    """The body of the response to a delivery: the result, its reason (`why`), and the change or an error code.
+
+    `runs` are the runs of a change that was handled before.
+    """
 
     result: str  # accepted, duplicate, ignored, pong, refused
     why: str = ""
     change: str = ""
+    runs: tuple[str, ...] = ()
     event: str = ""
     ref: str = ""
     commit: str = ""
     code: str = ""
 
 
-class DeliveryRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The stored record of a processed delivery: the id of its change, and the forge's id of the delivery."""
-
-    change: str
-    delivery: str = ""
-
-
 class WebhookApp:
     """The ASGI application for webhook deliveries under /hooks/."""
 
     def __init__(
-        self, store: Store, projects: ForgeProjects, intake: ChangeIntake, clock: Callable[[], float] = time.time
+        self,
+        store: Store,
+        projects: ForgeProjects,
+        intake: ChangeIntake,
+        renames: RepositoryRenames,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._store = store
         self._projects = projects
         self._intake = intake
+        self._renames = renames
+        self._log = DeliveryLog(store)
         self._clock = clock
         self._decoy_secret = secrets.token_urlsafe(32)  # Checked in place of a missing secret.
         self._buffered_bytes = 0
@@ -85,10 +90,9 @@ class WebhookApp:
         try:
             status, response = await self._respond(request)
         except Exception as error:
-            quoted_path = plain_line(request.path, MAX_QUOTED_CHARS)
-            reported_error = http_error(error, f"delivery to {quoted_path}", ["POST"])
+            reported_error = _http_error(error, request)
             status = 500 if reported_error.code == "internal" else status_of(reported_error.code)
-            response = _refused_response(reported_error.code, reported_error.message)
+            response = WebhookResponse(result="refused", code=reported_error.code, why=reported_error.message)
             headers = reported_error.raw_headers()
             if reported_error.code == "too_large":  # The rest of the body is not read.
                 headers.append((b"connection", b"close"))
@@ -106,7 +110,7 @@ class WebhookApp:
                 "there is no such project, or the signature is not made with its webhook secret, or it is too old",
             )
         assert project is not None
-        return await self._accept_event(project, delivery, request)
+        return await self._accept_delivery(project, delivery, request)
 
     async def _read_delivery(self, request: Request) -> Delivery:
         """Read the request's body and return the delivery.
@@ -148,81 +152,88 @@ class WebhookApp:
         parser = WEBHOOK_PARSERS[project.forge if project is not None else "github"]
         return parser.has_valid_signature(delivery, secret or self._decoy_secret) and bool(secret)
 
-    async def _accept_event(
+    async def _accept_delivery(
         self, project: ForgeProject, delivery: Delivery, request: Request
     ) -> tuple[int, WebhookResponse]:
-        if not delivery.body:
-            raise Refused("bad_request", "there is no body; deliver the event as JSON")
-        request.check_is_json()
+        """Answer an authenticated delivery and log the answer."""
         parser = WEBHOOK_PARSERS[project.forge]
+        entry = DeliveryEntry(event=plain_line(parser.event_name(delivery), MAX_QUOTED_CHARS))
+        try:
+            if not delivery.body:
+                raise Refused("bad_request", "there is no body; deliver the event as JSON")
+            request.check_is_json()
+            delivery_id = plain_line(parser.delivery_id(delivery), MAX_DELIVERY)
+            entry = msgspec.structs.replace(entry, delivery=delivery_id)
+            status, response = await self._answer(project, parser, delivery, delivery_id)
+        except (Refused, msgspec.DecodeError, RecursionError) as error:
+            refusal = _http_error(error, request)
+            entry = msgspec.structs.replace(entry, result="refused", reason=refusal.message[:MAX_LOGGED_REASON])
+            await self._log.add(project.tenant, project.name, entry)
+            raise
+        entry = msgspec.structs.replace(
+            entry,
+            event=response.event or entry.event,
+            ref=response.ref,
+            commit=response.commit,
+            result=response.result,
+            reason=response.why[:MAX_LOGGED_REASON],
+            change=response.change,
+        )
+        await self._log.add(project.tenant, project.name, entry)
+        return status, response
+
+    async def _answer(
+        self, project: ForgeProject, parser: WebhookParser, delivery: Delivery, delivery_id: str
+    ) -> tuple[int, WebhookResponse]:
+        """Return the answer to a delivery, after storing the change that it causes."""
+        first = await self._log.find(project.tenant, project.name, delivery_id) if delivery_id else None
+        if first is not None and not first.change:
+            return 200, WebhookResponse(result="duplicate", why=f"{REPEATED}: {first.reason}")
+        if first is not None and (repeated := await self._intake.repeat(project.tenant, first.change)) is not None:
+            return _repeated_response(repeated, first.event, first.ref, first.commit)
         event = parser.parse(delivery)
         if isinstance(event, IgnoredEvent):
-            return (
-                (200, WebhookResponse(result="pong", why=event.reason))
-                if event.is_ping
-                else (202, _ignored_response(event.reason))
-            )
+            result = "pong" if event.is_ping else "ignored"
+            return (200 if event.is_ping else 202), WebhookResponse(result=result, why=event.reason)
         change = event.change
-        if not _is_about_repository(project, change):
-            return 202, _ignored_response(
+        if not await self._renames.is_about_project(project, event):
+            reason = (
                 f"the event is about {plain_line(change.repository, MAX_QUOTED_CHARS)!r}, "
                 f"but the project's repository is {project.repository!r}"
             )
+            return 202, WebhookResponse(result="ignored", why=reason)
+        return await self._accept_event(project, event, delivery_id)
+
+    async def _accept_event(
+        self, project: ForgeProject, event: WebhookEvent, delivery_id: str
+    ) -> tuple[int, WebhookResponse]:
+        change = event.change
         if not change.repository:
             change = msgspec.structs.replace(change, repository=project.repository)
-        delivery_id = plain_line(parser.delivery_id(delivery), MAX_DELIVERY)
-        event_fingerprint = _event_fingerprint(project, event)
-        record_names = [f"{project.name}/{event_fingerprint}"]
-        if delivery_id:
-            record_names.append(f"{project.name}/id-{fingerprint(project.forge, delivery_id)}")
-        duplicate = await self._find_duplicate(project.tenant, record_names)
-        change_fields = {
-            "event": change.event,
-            "ref": plain_line(change.ref, MAX_QUOTED_CHARS),
-            "commit": change.commit,
-        }
-        if duplicate is not None:
-            return 200, WebhookResponse(
-                result="duplicate", change=duplicate.change, why="it was delivered before", **change_fields
-            )
-        accepted_change = await self._intake.accept(project.tenant, project.name, change, event_fingerprint)
-        await self._record_delivery(project.tenant, record_names, DeliveryRecord(accepted_change.id, delivery_id))
+        accepted_change = await self._intake.accept(
+            project.tenant, project.name, change, delivery_id, source="webhook", occurred_at=event.occurred_at
+        )
+        event_name, ref = f"{change.event} {change.action}".strip(), plain_line(change.ref, MAX_QUOTED_CHARS)
         if not accepted_change.is_new:
-            return 200, WebhookResponse(
-                result="duplicate", change=accepted_change.id, why="it was delivered before", **change_fields
-            )
-        return 202, WebhookResponse(result="accepted", change=accepted_change.id, **change_fields)
-
-    async def _find_duplicate(self, tenant: str, record_names: Sequence[str]) -> DeliveryRecord | None:
-        for record_name in record_names:
-            if (
-                document := await delivery_dedupe.find(self._store, delivery_dedupe.DELIVERY_KIND, tenant, record_name)
-            ) is not None:
-                return msgspec.json.decode(document.body, type=DeliveryRecord)
-        return None
-
-    async def _record_delivery(self, tenant: str, record_names: Sequence[str], record: DeliveryRecord) -> None:
-        body = msgspec.json.encode(record)
-        for record_name in record_names:
-            with suppress(Conflict):  # The same delivery is being recorded by another request.
-                await self._store.put_documents(
-                    [delivery_dedupe.new_document(delivery_dedupe.DELIVERY_KIND, tenant, record_name, body)]
-                )
+            return _repeated_response(accepted_change, event_name, ref, change.commit)
+        return 202, WebhookResponse(
+            result="accepted", change=accepted_change.id, event=event_name, ref=ref, commit=change.commit
+        )
 
 
-def _event_fingerprint(project: ForgeProject, event: WebhookEvent) -> str:
-    """Return a hash of the forge, the change and its time: the same for a repeated delivery with another id."""
-    return fingerprint(project.forge, msgspec.json.encode(event.change).decode(), event.occurred_at)
+def _repeated_response(change: AcceptedChange, event: str, ref: str, commit: str) -> tuple[int, WebhookResponse]:
+    """Return the answer to a delivery whose change was accepted before."""
+    if change.is_failed:
+        why = f"it could not be handled before: {change.reason}; it is handled again"
+        return 202, WebhookResponse(result="accepted", change=change.id, why=why, event=event, ref=ref, commit=commit)
+    why = f"{REPEATED}: {change.reason}" if change.reason else REPEATED
+    return 200, WebhookResponse(
+        result="duplicate", change=change.id, runs=change.runs, why=why, event=event, ref=ref, commit=commit
+    )
 
 
-def _is_about_repository(project: ForgeProject, change: Change) -> bool:
-    """Return whether the event belongs to the project's repository: one webhook may serve many repositories.
-
-    The project may name the repository by a longer path, if the forge is served below a path prefix.
-    """
-    if not change.repository or not project.repository:
-        return True
-    return f"/{project.repository.casefold()}".endswith(f"/{change.repository.casefold()}")
+def _http_error(error: Exception, request: Request) -> HttpError:
+    return http_error(error, f"delivery to {plain_line(request.path, MAX_QUOTED_CHARS)}", ["POST"])
 
 
 def _parse_path(request: Request) -> tuple[str, str]:
@@ -236,14 +247,6 @@ def _parse_path(request: Request) -> tuple[str, str]:
     if request.method != "POST":
         raise Refused("wrong_method", f"deliveries are sent by POST, not by {request.method[:MAX_QUOTED_CHARS]}")
     return (segments[0], segments[1]) if len(segments) == 2 else (TENANT, segments[0])
-
-
-def _refused_response(code: str, reason: str) -> WebhookResponse:
-    return WebhookResponse(result="refused", code=code, why=reason)
-
-
-def _ignored_response(reason: str) -> WebhookResponse:
-    return WebhookResponse(result="ignored", why=reason)
 
 
 async def _send_response(

@@ -48,7 +48,7 @@ async def create_one_of_each(here: ApiSite) -> dict[str, str]:
     assert (await them.ask("PUT", "/secrets/S", BODIES["setSecret"])).status == 200
     assert (await them.ask("PUT", "/projects/p", BODIES["saveProject"])).status == 200
     change = Change(event="push", ref="refs/heads/gone", commit="0" * 40)
-    accepted = await here.service.control_plane.repositories.changes.accept("them", "p", change, "d")
+    accepted = await here.service.control_plane.repositories.changes.accept("them", "p", change, "d", source="push")
     key = (await them.get("/keys")).body["keys"][0]["id"]
     StandIn(here.service)
     stream = (await them.post("/workstreams", {"spec": SPEC})).body["id"]

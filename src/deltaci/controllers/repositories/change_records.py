@@ -1,13 +1,14 @@
 """Changes: what happened in repositories, stored until handled and then shown with the result.
 
-A change is accepted once: a repeated delivery, or the same event from another source (a hook and a poll, two webhooks),
-creates nothing. Accepting is one write of documents: the change, its entry in the list of changes, its entry in the
-list of waiting changes, and the history of its branch or pull request.
+A change is accepted once: a repeated delivery, or a push that another source has just reported (a webhook, a hook of
+the repository, a poll), creates nothing. Accepting is one write of documents: the change, its entry in the list of
+changes, its entry in the list of waiting changes, and the history of its branch or pull request.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import secrets
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Final, Literal
@@ -19,7 +20,7 @@ from deltaci.controllers.projects import BETWEEN, of
 from deltaci.core.errors import Refused
 from deltaci.core.instants import SECOND
 from deltaci.core.listing import ALL_TENANTS
-from deltaci.forges.projects import AcceptedChange
+from deltaci.forges.projects import AcceptedChange, ChangeSource
 from deltaci.pipeline.change import Change
 from deltaci.storage.port import Conflict, Document, Store, Unavailable, is_storable_text
 
@@ -30,7 +31,7 @@ PAST: Final = "change-past"  # What happened to one branch, tag or pull request,
 
 ID_BYTES: Final = 12
 MAX_PAST: Final = 50
-SAME_SECONDS: Final = 600  # What is told of a pull request twice within this was one event.
+SAME_SECONDS: Final = 600  # Reports of different sources, or without an id, within this time are about one event.
 KEEP_SECONDS: Final = 30 * 86400
 MAX_DELIVERY: Final = 500
 MAX_CHANGE_BYTES: Final = 1024 * 1024
@@ -65,6 +66,8 @@ class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     tries: int = 0
     owner: str = ""  # The server that works on it, until `not_before`.
     not_before: int = 0
+    lost_claims: int = 0  # How often a server that worked on it stopped before it had finished.
+    is_failure_reported: bool = False  # Whether its forge was told that it could not be handled.
     files: tuple[FileOutcome, ...] = ()
     superseded: tuple[str, ...] = ()
     updated_at: int = 0
@@ -72,25 +75,41 @@ class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefEvent(msgspec.Struct, frozen=True):
-    """A change of one branch, tag or pull request: its id, a digest of its content, its commit and its time."""
+    """A change of one branch, tag or pull request: its id, a digest of its content, its commit and its times.
+
+    `at` is when it was first reported, `occurred_at` when it happened by the clock of its forge, or 0. Each of
+    `reports` is a source and a digest of its id of the event.
+    """
 
     id: str
     content: str
     commit: str
     at: int
     is_end: bool = False
-    before: str = ""
+    occurred_at: int = 0
+    reports: tuple[str, ...] = ()
 
 
 class RefHistory(msgspec.Struct, frozen=True):
-    """The last events of a branch, a tag or a pull request, the oldest first."""
+    """The last events of a branch, a tag or a pull request, in the order of their arrival."""
 
     events: tuple[RefEvent, ...] = ()
 
-    def after(self, id: str) -> tuple[RefEvent, ...]:
-        """Return the events after the one with this id."""
-        ids = [each.id for each in self.events]
-        return self.events[ids.index(id) + 1 :] if id in ids else ()
+    def is_before(self, first_id: str, second_id: str) -> bool:
+        """Return whether the first change happened before the second, by the forge's clock, else by arrival."""
+        positions = {event.id: position for position, event in enumerate(self.events)}
+        if first_id not in positions or second_id not in positions:
+            return first_id not in positions  # Only the oldest events are missing.
+        first, second = self.events[positions[first_id]], self.events[positions[second_id]]
+        if first.occurred_at and second.occurred_at and first.occurred_at != second.occurred_at:
+            return first.occurred_at < second.occurred_at
+        return positions[first_id] < positions[second_id]
+
+    def is_after_by_clock(self, first_id: str, second_id: str) -> bool:
+        """Return whether the first change happened after the second according to the forge's clock."""
+        occurred = {event.id: event.occurred_at for event in self.events}
+        first, second = occurred.get(first_id, 0), occurred.get(second_id, 0)
+        return bool(first and second) and first > second
 
 
 _encode = msgspec.json.Encoder().encode
@@ -142,46 +161,121 @@ class ChangeRecords:
         self._listeners.append(listener)
 
     async def accept(
-        self, tenant: str, project: str, change: Change, delivery: str, *, file: str = ""
+        self,
+        tenant: str,
+        project: str,
+        change: Change,
+        delivery: str,
+        *,
+        source: ChangeSource,
+        occurred_at: int = 0,
+        file: str = "",
     ) -> AcceptedChange:
-        """Store a change to be handled, for one pipeline file or for all.
+        """Store a change to be handled, for one pipeline file or for all, or return the stored one of the same event.
 
-        Return the stored change if it was accepted before, by the same delivery or as the same event of another source.
+        `delivery` is the source's id of the event; another id is another event. Only two reports are recognized by
+        their content, within ten minutes: one without an id, and a push that other sources have reported last.
         """
         _check(change, delivery)
-        id = f"c{digest(tenant, project, delivery)}"
+        report = f"{source} {delivery}".strip()
+        id = f"c{digest(tenant, project, report)}" if delivery else f"c{secrets.token_hex(ID_BYTES)}"
         for _ in range(TRIES):
-            if await self._store.find_document(CHANGE, id, tenant) is not None:
-                return AcceptedChange(id, is_new=False)
+            if (repeated := await self.repeat(tenant, id)) is not None:
+                return repeated
             now = await self._store.now()
-            kept = ChangeRecord(
+            record = ChangeRecord(
                 id=id,
                 tenant=tenant,
                 project=project,
-                delivery=delivery,
+                delivery=report,
                 change=change,
                 file=file,
                 created_at=now,
                 updated_at=now,
             )
-            waiting = _waiting_name(kept)
-            documents = [_document(kept), _line(kept), Document(WAITING_LINE, ALL_TENANTS, waiting, 0, 0, b"")]
-            if place := place_of(change):
-                name = of(tenant, f"{project}{BETWEEN}{digest(place)}")
-                version, past = await self._past(name)
-                if (known := _same(past, change, now)) is not None:
-                    return AcceptedChange(known, is_new=False)
-                event = RefEvent(id, content_of(change), change.commit, now, is_end(change), change.before)
-                grown = RefHistory((*past.events, event)[-MAX_PAST:])
-                documents.append(Document(PAST, ALL_TENANTS, name, version, 0, _encode(grown)))
+            waiting = _waiting_name(record)
+            documents = [_document(record), _line(record), Document(WAITING_LINE, ALL_TENANTS, waiting, 0, 0, b"")]
+            same: RefEvent | None = None
+            if place_of(change):
+                reports = (f"{source} {digest(report)}",) if delivery else ()
+                same, extended = await self._extend_history(record, reports, occurred_at)
+                documents = [extended] if same is not None else [*documents, extended]
+                if same is not None and set(reports) <= set(same.reports):
+                    documents = []
             try:
-                await self._store.put_documents(documents)
+                if documents:
+                    await self._store.put_documents(documents)
             except Conflict:
-                continue  # Somebody else wrote of the same branch; or it is the same delivery, at the same moment.
-            for listener in self._listeners:
-                listener(waiting)
+                continue  # Another request wrote about the same branch, or the same delivery.
+            if same is not None:
+                return await self.repeat(tenant, same.id) or AcceptedChange(same.id, is_new=False)
+            self._announce(waiting)
             return AcceptedChange(id, is_new=True)
         raise Unavailable(f"too many changes to {project!r} at once; retry")
+
+    async def _extend_history(
+        self, record: ChangeRecord, reports: tuple[str, ...], occurred_at: int
+    ) -> tuple[RefEvent | None, Document]:
+        """Return the stored event that the change is about, or None, and the history with the report of the change."""
+        change = record.change
+        name = of(record.tenant, f"{record.project}{BETWEEN}{digest(place_of(change))}")
+        version, past = await self._past(name)
+        event = RefEvent(
+            id=record.id,
+            content=content_of(change),
+            commit=change.commit,
+            at=record.created_at,
+            is_end=is_end(change),
+            occurred_at=occurred_at,
+            reports=reports,
+        )
+        same = _same_event(past, event, is_push=change.event == "push")
+        events = (*past.events, event)[-MAX_PAST:]
+        if same is not None:
+            merged = replace(same, reports=(*same.reports, *reports))
+            events = tuple(merged if other is same else other for other in past.events)
+        return same, Document(PAST, ALL_TENANTS, name, version, 0, _encode(RefHistory(events)))
+
+    async def repeat(self, tenant: str, change_id: str) -> AcceptedChange | None:
+        """Return a stored change whose delivery was repeated, or None. It is handled again if handling it failed."""
+        record = await self.find(tenant, change_id)
+        if record is None:
+            return None
+        runs = tuple(outcome.run_id for outcome in record.files if outcome.run_id)
+        is_failed = record.status == PUT_ASIDE or (record.status == WAITING and record.tries > 0 and not record.owner)
+        if is_failed:
+            with suppress(Refused):  # A server has just begun to handle it.
+                await self.retry(tenant, change_id)
+        return AcceptedChange(change_id, is_new=False, runs=runs, reason=record.reason, is_failed=is_failed)
+
+    async def retry(self, tenant: str, id: str) -> ChangeRecord:
+        """Let a change be handled now that could not be handled, and return it.
+
+        Raise `Refused` if there is no such change, or if it was handled or is being handled now.
+        """
+        for _ in range(TRIES):
+            record = await self.find(tenant, id)
+            if record is None:
+                raise Refused("not_found", f"there is no change {id!r}")
+            if record.status == HANDLED or record.owner:
+                state = "was handled" if record.status == HANDLED else "is being handled"
+                raise Refused("wrong_state", f"change {id!r} {state}; only one that could not be handled is retried")
+            is_listed = record.status == WAITING
+            now = await self._store.now()
+            again = replace(record, status=WAITING, not_before=0, tries=0, lost_claims=0, updated_at=now)
+            waiting = _waiting_name(record)
+            listed = [] if is_listed else [Document(WAITING_LINE, ALL_TENANTS, waiting, 0, 0, b"")]
+            try:
+                await self._store.put_documents([_document(again), *listed])
+            except Conflict:
+                continue  # A server has just claimed it, or has not yet removed it from the list of waiting changes.
+            self._announce(waiting)
+            return replace(again, version=record.version + 1)
+        raise Unavailable(f"change {id!r} is being changed; retry")
+
+    def _announce(self, waiting: str) -> None:
+        for listener in self._listeners:
+            listener(waiting)
 
     async def keep_handled(self, kept: ChangeRecord) -> ChangeRecord:
         """Store a change that needs no handling, such as a manual start. Return the stored one if it exists already."""
@@ -292,37 +386,31 @@ class ChangeRecords:
 
 
 def _check(change: Change, delivery: str) -> None:
-    if not 0 < len(delivery) <= MAX_DELIVERY or not is_storable_text(delivery):
-        raise Refused("bad_request", f"a delivery has an id of 1 to {MAX_DELIVERY} characters")
+    if len(delivery) > MAX_DELIVERY or not is_storable_text(delivery):
+        raise Refused("bad_request", f"the id of a delivery has at most {MAX_DELIVERY} characters")
     if not is_storable_text(_encode_text(change)) or len(_encode_text(change)) > MAX_CHANGE_BYTES:
         raise Refused("too_large", f"a change has at most {MAX_CHANGE_BYTES:,} bytes")
 
 
-def _same(past: RefHistory, change: Change, now: int) -> str | None:
-    """Return the id of the earlier change for the same event, or None.
+def _same_event(past: RefHistory, event: RefEvent, *, is_push: bool) -> RefEvent | None:
+    """Return the stored event that this report is about, or None if it is about a new one.
 
-    The same push is another event if the branch moved back in between. The same event of a pull request is another one
-    after some minutes.
+    A source reports each of its events under one id. A push may be reported by several sources: a report is about the
+    last event if that has the same commit and this source has not reported it.
     """
-    content = content_of(change)
-    for place, each in reversed(list(enumerate(past.events))):
-        if each.content != content:
-            continue
-        if change.event == "push":
-            return None if _went_back(past.events[place + 1 :], change) else each.id
-        return each.id if now - each.at < SAME_SECONDS * SECOND else None
-    return None
+    recent = [other for other in past.events if event.at - other.at < SAME_SECONDS * SECOND]
+    if not event.reports:
+        return next((other for other in reversed(recent) if other.content == event.content), None)
+    for other in past.events:
+        if event.reports[0] in other.reports:
+            return other
+    source = _source_of(event.reports[0])
+    is_by_others = bool(recent) and source not in map(_source_of, recent[-1].reports)
+    return recent[-1] if is_push and is_by_others and recent[-1].commit == event.commit else None
 
 
-def _went_back(later: Sequence[RefEvent], change: Change) -> bool:
-    """Return whether later pushes lead from the change's commit back to the commit before it, in any order."""
-    reached, front = {change.commit}, [change.commit]
-    while front:
-        here = front.pop()
-        new = {each.commit for each in later if each.before == here} - reached
-        reached |= new
-        front += new
-    return change.before in reached
+def _source_of(report: str) -> str:
+    return report.partition(" ")[0]
 
 
 def _waiting_name(kept: ChangeRecord) -> str:

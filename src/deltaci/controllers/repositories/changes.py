@@ -48,7 +48,10 @@ PRUNE_SECONDS: Final = 3600.0
 CLAIM_SECONDS: Final = 600
 FIRST_WAIT_SECONDS: Final = 5
 MAX_WAIT_SECONDS: Final = 640
-MAX_TRIES: Final = 8
+MAX_TRIES: Final = 8  # For an error that waiting does not mend; some minutes.
+MAX_TRANSIENT_TRIES: Final = 140  # While the repository cannot be reached; about a day.
+REPORTED_TRIES: Final = 3  # So many failures are reported to the forge.
+SETTLE_SECONDS: Final = 3600  # How long it is tried to read a repository for superseded runs.
 # Of runs that no person started: their commits were fetched before, and a repository that is down may recover.
 UNATTENDED_PLANNING_SECONDS: Final = 3600
 MAX_REASON: Final = 1000
@@ -64,6 +67,7 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 Listener = Callable[[Project, ChangeRecord], Awaitable[None]]
+FailureListener = Callable[[ChangeRecord], None]
 
 
 class NothingToRunError(Exception):
@@ -85,15 +89,20 @@ class ChangeHandler:
         self._changes = changes
         self._mirrors = mirrors
         self._owner = owner
-        self._superseding = SupersedeController(store, engine, changes)
+        self._superseding = SupersedeController(store, engine, changes, mirrors)
         self.work_queue = KeyedWorkQueue("changes", self._work, resync=self._look, resync_seconds=RESYNC_SECONDS)
         self._listeners: list[Listener] = []
+        self._failure_listeners: list[FailureListener] = []
         self._pruned_at = 0.0
         changes.tell(self.work_queue.add)
 
     def tell(self, listener: Listener) -> None:
         """Call `listener` with each change after it was handled."""
         self._listeners.append(listener)
+
+    def on_failures(self, listener: FailureListener) -> None:
+        """Call `listener` with each change that fails repeatedly, after each try and after it was handled at last."""
+        self._failure_listeners.append(listener)
 
     async def _look(self) -> None:
         await self.resync()
@@ -110,33 +119,49 @@ class ChangeHandler:
             self.work_queue.add(name)
 
     async def _work(self, name: str) -> None:
-        kept = await self._changes.named(name)
-        if kept is not None and kept.status == WAITING:
-            kept = await self._next(kept)
-        if kept is not None and kept.status == WAITING:
-            return  # Another server works on it, or it is not time yet.
-        if kept is not None and kept.status == HANDLED:
-            await self._settle(kept)
+        record = await self._changes.named(name)
+        if record is not None and record.status == WAITING:
+            before, record = record, await self._next(record)
+            if record is before:
+                return  # Another server works on it, or it is not time yet.
+        if record is not None and record.is_failure_reported:
+            for listener in self._failure_listeners:
+                listener(record)
+        if record is not None and record.status == WAITING:
+            return  # It failed, or another server was faster.
+        if record is not None and record.status == HANDLED:
+            try:
+                await self._settle(record)
+            except GitFailed as error:
+                LOGGER.warning("project %s: cannot look for superseded runs: %s", record.project, error)
+                if await self._store.now() - record.updated_at < SETTLE_SECONDS * SECOND:
+                    return  # The next resync tries again.
         await self._changes.done(name)
 
-    async def _next(self, kept: ChangeRecord) -> ChangeRecord:
+    async def _next(self, record: ChangeRecord) -> ChangeRecord:
         """Claim the change and handle it once, unless another server has claimed it or it must wait.
 
         Return its new record.
         """
         now = await self._store.now()
-        is_claimed = kept.not_before > now
-        # What this machine claimed before it was started anew nobody works on.
-        if is_claimed and kept.owner.partition("/")[0] != self._owner.partition("/")[0]:
-            return kept
+        is_claimed = record.owner != "" and record.not_before > now
+        # An earlier process of this machine has stopped, so that its claims are void.
+        is_ours = record.owner.partition("/")[0] == self._owner.partition("/")[0]
+        if record.not_before > now and not (is_claimed and is_ours):
+            return record
         try:
-            if not is_claimed or kept.owner != self._owner:
-                until = now + CLAIM_SECONDS * SECOND
-                claimed = replace(kept, owner=self._owner, not_before=until, tries=kept.tries + 1)
-                kept = await self._changes.put(claimed)
-            return await self._changes.put(await self._tried(kept))
+            if not is_claimed or record.owner != self._owner:
+                claimed = replace(
+                    record,
+                    owner=self._owner,
+                    not_before=now + CLAIM_SECONDS * SECOND,
+                    tries=record.tries + 1,
+                    lost_claims=record.lost_claims + (record.owner != ""),
+                )
+                record = await self._changes.put(claimed)
+            return await self._changes.put(await self._tried(record))
         except Conflict:
-            return kept  # Another server was faster.
+            return record  # Another server was faster.
 
     async def _settle(self, kept: ChangeRecord) -> None:
         """Cancel the runs that a handled change supersedes, and notify the listeners."""
@@ -150,30 +175,41 @@ class ChangeHandler:
         for listener in self._listeners:
             await listener(project, kept)
 
-    async def _tried(self, kept: ChangeRecord) -> ChangeRecord:
+    async def _tried(self, record: ChangeRecord) -> ChangeRecord:
         """Try to handle the change. Return its record with the outcome, or with the time of the next try."""
         try:
-            if kept.tries > MAX_TRIES:
+            if record.lost_claims >= MAX_TRIES:
                 raise GitFailed("every server that processed it stopped before finishing")
-            return await self._handled(kept)
+            return await self._handled(record)
         except (Unavailable, Conflict, Overloaded):
             raise
         except NothingToRunError as outcome:
-            return replace(kept, status=HANDLED, reason=str(outcome)[:MAX_REASON], owner="", not_before=0)
-        except (GitFailed, Refused) as error:
-            why = error.message if isinstance(error, Refused) else str(error)
+            return _done(record, str(outcome)[:MAX_REASON], ())
+        except GitFailed as error:
+            reason, max_tries = str(error), MAX_TRANSIENT_TRIES if error.is_transient else MAX_TRIES
+        except Refused as refused:
+            reason, max_tries = refused.message, MAX_TRIES
         except Exception as error:
-            LOGGER.exception("change %s of %s: internal error", kept.id, kept.project)
-            why = f"internal error: {type(error).__name__}: {error}; see the server log"
-        fresh = await self._changes.find(kept.tenant, kept.id)
-        if fresh is None or fresh.owner != self._owner:
-            raise Conflict((kept.id,))
-        kept = fresh
-        if kept.tries >= MAX_TRIES:
-            LOGGER.warning("change %s of %s is parked after %d attempts: %s", kept.id, kept.project, kept.tries, why)
-            return replace(kept, status=PUT_ASIDE, reason=why[:MAX_REASON], owner="", not_before=0)
-        wait = backoff_seconds(kept.tries - 1, FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS) * SECOND
-        return replace(kept, reason=why[:MAX_REASON], owner="", not_before=await self._store.now() + wait)
+            LOGGER.exception("change %s of %s: internal error", record.id, record.project)
+            reason = f"internal error: {type(error).__name__}: {error}; see the server log"
+            max_tries = MAX_TRIES
+        current = await self._changes.find(record.tenant, record.id)
+        if current is None or current.owner != self._owner:
+            raise Conflict((record.id,))
+        failed = replace(
+            current,
+            reason=reason[:MAX_REASON],
+            owner="",
+            not_before=0,
+            is_failure_reported=current.is_failure_reported or current.tries >= REPORTED_TRIES,
+        )
+        if current.tries >= max_tries or current.lost_claims >= MAX_TRIES:
+            LOGGER.warning(
+                "change %s of %s is parked after %d attempts: %s", failed.id, failed.project, failed.tries, reason
+            )
+            return replace(failed, status=PUT_ASIDE, is_failure_reported=True)
+        wait = backoff_seconds(current.tries - 1, FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS) * SECOND
+        return replace(failed, not_before=await self._store.now() + wait)
 
     # -- one change
 

@@ -13,7 +13,7 @@ from deltaci.controllers.projects import Project, of
 from deltaci.controllers.repositories.change_records import ChangeRecords
 from deltaci.core.instants import SECOND
 from deltaci.core.listing import ALL_TENANTS
-from deltaci.git.mirrors import TEMPORARY_BRANCH_PREFIX, Mirrors, RemoteRefs
+from deltaci.git.mirrors import Mirrors, RemoteRefs
 from deltaci.pipeline.change import Change
 from deltaci.storage.port import Conflict, Document, Store
 
@@ -73,7 +73,7 @@ class Poller:
             await self._put(name, version, PollState(now, seen.refs))
         except Conflict:
             return float(every)  # Another server looks now.
-        remote = _without_ours(await self._mirrors.for_project(project).ls_remote())
+        remote = await self._mirrors.for_project(project).ls_remote()
         refs = await self._told(project, seen.refs, remote, f"{version + 1}")
         try:
             await self._put(name, version + 1, PollState(now, refs))
@@ -92,8 +92,8 @@ class Poller:
         default = project.default_branch or remote.head.removeprefix(HEADS)
         for ref, commit in moved[:MAX_NEWS]:
             change = push(ref, old.get(ref, ""), commit, default_branch=default)
-            delivery = f"poll {number} {ref} {commit}"
-            await self._changes.accept(project.tenant, project.name, change, delivery)
+            delivery = f"{number} {ref} {commit}"
+            await self._changes.accept(project.tenant, project.name, change, delivery, source="poll")
             known[ref] = commit
         return known
 
@@ -106,9 +106,3 @@ class Poller:
 
     async def _put(self, name: str, version: int, seen: PollState) -> None:
         await self._store.put_documents([Document(KIND, ALL_TENANTS, name, version, 0, _encode(seen))])
-
-
-def _without_ours(remote: RemoteRefs) -> RemoteRefs:
-    """Return the refs without the temporary branches of the merge queue."""
-    ours = f"{HEADS}{TEMPORARY_BRANCH_PREFIX}"
-    return RemoteRefs(remote.head, {ref: commit for ref, commit in remote.refs.items() if not ref.startswith(ours)})

@@ -123,8 +123,8 @@ class ScheduleController:
             cron=entry.cron,
             payload={"schedule": entry.cron},
         )
-        delivery = f"schedule {entry.file[:200]} {entry.cron[:100]} {entry.timezone} {entry.branch[:100]} {at}"
-        await self._changes.accept(project.tenant, project.name, change, delivery, file=entry.file)
+        delivery = f"{entry.file[:200]} {entry.cron[:100]} {entry.timezone} {entry.branch[:100]} {at}"
+        await self._changes.accept(project.tenant, project.name, change, delivery, source="schedule", file=entry.file)
 
     async def _read(self, project: Project) -> tuple[int, ProjectSchedules]:
         found = await self._store.find_document(KIND, of(project.tenant, project.name), ALL_TENANTS)

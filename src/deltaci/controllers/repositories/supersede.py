@@ -1,8 +1,12 @@
-"""Cancel older runs of the same file and branch or pull request when a newer one starts, as the project's policy says.
+"""Cancel runs of a branch or pull request that a run for another commit replaces, as the project's policy says.
 
-A change that starts no run supersedes nothing. A server that handles a change first stores the runs of the change and
-then looks for older ones; a server that handles the older change looks, once its runs exist, for newer stored ones. So
-one of the two always finds the other.
+The repository decides which run counts: a run is superseded only if its branch or pull request, read from the
+repository now, is at another commit. Neither the order in which changes arrive nor ancestry matters: a delivery may be
+late, and a branch may be taken back. If neither of two commits is the present one, the run of the earlier event is
+superseded. A change that starts no run supersedes nothing.
+
+A server that handles a change first stores the runs of the change, then looks for runs that these supersede and for
+changes that supersede these. So of two servers with two changes, one finds the runs of the other.
 """
 
 from __future__ import annotations
@@ -12,83 +16,125 @@ from contextlib import suppress
 from typing import Final
 
 from deltaci.controllers.projects import Project
-from deltaci.controllers.repositories.change_records import WAITING, ChangeRecord, ChangeRecords, is_end, place_of
+from deltaci.controllers.repositories.change_records import (
+    WAITING,
+    ChangeRecord,
+    ChangeRecords,
+    RefHistory,
+    is_end,
+    place_of,
+)
 from deltaci.core import run
 from deltaci.core.errors import Refused
 from deltaci.core.listing import runs_of_project, runs_with_status
 from deltaci.core.run import Run
 from deltaci.core.status.steps import PENDING, RUNNING, WAITING_APPROVAL
 from deltaci.engine.engine import Engine
+from deltaci.git.mirrors import Mirrors
 from deltaci.pipeline.change import Change
 from deltaci.storage.port import ListQuery, Store
 
 PAGE: Final = 200
 NEVER: Final[tuple[str, ...]] = ()
 STATUSES: Final = {"none": NEVER, "queued": (PENDING,), "all": (PENDING, RUNNING, WAITING_APPROVAL)}
+CLOSED: Final = "the pull request was closed"
 
 
 class SupersedeController:
-    """Finds the runs that a newer change supersedes, and cancels them."""
+    """Finds superseded runs and cancels them."""
 
-    def __init__(self, store: Store, engine: Engine, changes: ChangeRecords) -> None:
+    def __init__(self, store: Store, engine: Engine, changes: ChangeRecords, mirrors: Mirrors) -> None:
         self._store = store
         self._engine = engine
         self._changes = changes
+        self._mirrors = mirrors
 
-    async def settled(self, kept: ChangeRecord, project: Project) -> list[str]:
-        """Cancel the runs that this change supersedes, and its own runs that a later change supersedes.
+    async def settled(self, record: ChangeRecord, project: Project) -> list[str]:
+        """Cancel the runs that this change supersedes, and its own runs if they are superseded.
 
-        Return the ids of the former. Safe to repeat.
+        Return the ids of the former. Safe to repeat. Raise `GitFailed` if the repository cannot be read.
         """
-        statuses = _statuses(kept.change, project)
+        statuses = _statuses(record.change, project)
         if not statuses:
             return []
-        later = (await self._changes.past(kept)).after(kept.id)
-        newer = await self._newer_files(kept, [each.id for each in later])
-        is_over = bool(later) and later[-1].is_end
-        own = {each.file for each in kept.files if each.run_id}
-        skipped, cancelled = {each.id for each in later}, list[str]()
-        what = "the pull request was closed" if is_end(kept.change) else f"a newer commit, {kept.change.commit[:12]}"
-        async for each in self._under_way(kept, statuses):
-            origin = each.origin
-            if origin.change == kept.id:
-                if is_over or origin.file in newer:
-                    by = "the pull request was closed" if is_over else f"a newer commit, {later[-1].commit[:12]}"
-                    await self._cancelled(each, f"superseded: {by}")
+        history = await self._changes.past(record)
+        runs = [live_run async for live_run in self._live_runs(record, statuses)]
+        own_runs = [live_run for live_run in runs if live_run.origin.change == record.id]
+        other_runs = [live_run for live_run in runs if live_run.origin.change != record.id]
+        if is_end(record.change):
+            earlier_runs = [other for other in other_runs if history.is_before(other.origin.change, record.id)]
+            return await self._cancel_all(earlier_runs, CLOSED)
+        if any(event.is_end and history.is_before(record.id, event.id) for event in history.events):
+            await self._cancel_all(own_runs, CLOSED)
+            return []
+        own_files = {outcome.file for outcome in record.files if outcome.run_id}
+        competing_runs = [
+            other
+            for other in other_runs
+            if other.origin.commit != record.change.commit and other.origin.file in own_files
+        ]
+        # A change that is earlier by the forge's clock supersedes nothing, even at the tip: a replica may lag.
+        competing_ids = [
+            event.id
+            for event in history.events
+            if event.commit != record.change.commit and not history.is_after_by_clock(record.id, event.id)
+        ]
+        if not competing_runs and not (own_runs and competing_ids):
+            return []  # Do not read the repository without need.
+        tip = await self._mirrors.for_project(project).remote_commit(record.change.ref)
+        await self._cancel_own(record, own_runs, competing_ids, history, tip)
+        superseded_runs = [
+            competing_run
+            for competing_run in competing_runs
+            if competing_run.origin.commit != tip
+            and (record.change.commit == tip or history.is_before(competing_run.origin.change, record.id))
+        ]
+        return await self._cancel_all(superseded_runs, _reason(record.change, tip))
+
+    async def _cancel_own(
+        self, record: ChangeRecord, own_runs: Sequence[Run], competing_ids: Sequence[str], history: RefHistory, tip: str
+    ) -> None:
+        """Cancel the change's own runs for which a competing change at the tip, or a later one, has started a run."""
+        if record.change.commit == tip or not own_runs:
+            return
+        files: set[str] = set()
+        for competing_id in competing_ids:
+            competing = await self._changes.find(record.tenant, competing_id)
+            if competing is None or competing.status == WAITING:
                 continue
-            is_meant = is_end(kept.change) or (origin.commit != kept.change.commit and origin.file in own)
-            if is_meant and origin.change not in skipped and await self._cancelled(each, f"superseded: {what}"):
-                cancelled.append(each.id)
-        return cancelled
+            if competing.change.commit == tip or history.is_before(record.id, competing_id):
+                files.update(outcome.file for outcome in competing.files if outcome.run_id)
+        superseded_runs = [own_run for own_run in own_runs if own_run.origin.file in files]
+        await self._cancel_all(superseded_runs, _reason(record.change, tip))
 
-    async def _newer_files(self, kept: ChangeRecord, ids: Sequence[str]) -> set[str]:
-        """Return the pipeline files for which these newer changes with other commits have started runs."""
-        found: set[str] = set()
-        for id in ids:
-            other = await self._changes.find(kept.tenant, id)
-            if other is not None and other.status != WAITING and other.change.commit != kept.change.commit:
-                found.update(each.file for each in other.files if each.run_id)
-        return found
-
-    async def _under_way(self, kept: ChangeRecord, statuses: Sequence[str]) -> AsyncIterator[Run]:
+    async def _live_runs(self, record: ChangeRecord, statuses: Sequence[str]) -> AsyncIterator[Run]:
+        """Yield the runs of the same branch or pull request that have one of these statuses and are not stopping."""
         for status in statuses:
             before = None
             while True:
-                lists = [runs_with_status(status), runs_of_project(kept.project)]
-                page = await self._store.page(ListQuery(tenant=kept.tenant, lists=lists, before=before, limit=PAGE))
-                for record in page.records:
-                    is_stopping = record.state == run.CANCEL_REQUESTED
-                    if isinstance(record, Run) and _is_same_place(record, kept.change) and not is_stopping:
-                        yield record
+                lists = [runs_with_status(status), runs_of_project(record.project)]
+                page = await self._store.page(ListQuery(tenant=record.tenant, lists=lists, before=before, limit=PAGE))
+                for live_run in page.records:
+                    is_stopping = live_run.state == run.CANCEL_REQUESTED
+                    if isinstance(live_run, Run) and _is_same_place(live_run, record.change) and not is_stopping:
+                        yield live_run
                 before = page.next
                 if before is None:
                     break
 
-    async def _cancelled(self, record: Run, reason: str) -> bool:
-        with suppress(Refused):  # It ended meanwhile.
-            await self._engine.do(run.Cancel(id=record.id, reason=reason))
-            return True
-        return False
+    async def _cancel_all(self, runs: Sequence[Run], reason: str) -> list[str]:
+        """Cancel these runs, and return the ids of the runs that had not ended."""
+        canceled_ids: list[str] = []
+        for superseded_run in runs:
+            with suppress(Refused):  # It ended meanwhile.
+                await self._engine.do(run.Cancel(id=superseded_run.id, reason=f"superseded: {reason}"))
+                canceled_ids.append(superseded_run.id)
+        return canceled_ids
+
+
+def _reason(change: Change, tip: str) -> str:
+    what = "pull request" if change.event == "pull_request" else "branch"
+    return f"the {what} is at {tip[:12]}" if tip else f"the {what} was deleted"
 
 
 def _statuses(change: Change, project: Project) -> tuple[str, ...]:

@@ -93,8 +93,8 @@ async def report_push(call: Call) -> wire.AcceptedChanges:
             actor=push_input.pusher,
             default_branch=project.default_branch,
         )
-        delivery = f"push {push_input.delivery} {ref_change.ref}"
-        accepted_change = await change_records.accept(project.tenant, project.name, change, delivery)
+        delivery = f"{push_input.delivery} {ref_change.ref}"
+        accepted_change = await change_records.accept(project.tenant, project.name, change, delivery, source="push")
         accepted_changes.append(
             wire.AcceptedChange(id=accepted_change.id, is_new=accepted_change.is_new, ref=ref_change.ref)
         )
