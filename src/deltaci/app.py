@@ -179,7 +179,7 @@ class Server:
         for on_events in (self.control.on_events, self.fleet.on_events, self.reporter.on_events, self.flaky.on_events):
             self._follower.subscribe(on_events)
         if control_plane is not None:
-            control_plane.subscribe(self._follower)
+            control_plane.subscribe(self._follower, self.reporter)
         self._timers: asyncio.Task[None] | None = None
 
     def _create_app(self, issuer: RunnerTokenIssuer | None) -> RunnerApp:
@@ -328,8 +328,12 @@ class ControlPlane:
         sessions = SessionManager(server.key, app_state.keys, server.signer.now, revoked_sessions, role_grants)
         return WebApp(app_state, self.api, sessions, public_url, sign_in)
 
-    def subscribe(self, follower: Follower) -> None:
-        """Register the `on_events` method of each part with the follower, which calls it with the events of the log."""
+    def subscribe(self, follower: Follower, reporter: RunReporter) -> None:
+        """Register the `on_events` method of each part with the follower, which calls it with the events of the log.
+
+        Changes that cannot be handled are passed to the reporter.
+        """
+        self.repositories.handling.on_failures(reporter.report_change)
         for subscriber in (self._dispatcher, self.event_streams, self.repositories, self.transitions, self.workstreams):
             if subscriber is not None:
                 follower.subscribe(subscriber.on_events)

@@ -179,6 +179,46 @@ async def test_a_redelivery_is_answered_with_what_became_of_the_first_delivery(t
         assert len(await here.runs()) == 1
 
 
+@on_loop
+async def test_a_delivery_during_an_outage_of_the_repository_is_reported_and_handled_afterwards(tmp_path: Path) -> None:
+    """Eleven minutes are more than a few tries; the error is a status of its own, which the success replaces."""
+    upstream = Upstream(tmp_path / "upstream")
+    second = upstream.push({"a": "1"})
+    away = upstream.bare.with_name("away.git")
+    async with FakeForge() as forge, serving(tmp_path, forge.host) as here:
+        fields: dict[str, Any] = {
+            "forge": "github",
+            "webhook_secret": "HOOK",
+            "api_url": forge.url,
+            "api_token": "TOKEN",
+        }
+        await here.project(upstream.url, **fields)
+        upstream.bare.rename(away)
+
+        _, response = await deliver(here, push_event("github", upstream.first, second))
+        for _ in range(11):
+            here.backend.after(60)
+            await here.settled()
+        waiting = await here.change(response["change"])
+        await forge.wait_until(lambda: len(forge.accepted) > 0)
+        reported = dict(forge.accepted[-1].body)
+        away.rename(upstream.bare)
+        here.backend.after(640)
+        await here.settled()
+        await forge.wait_until(lambda: delivery_states(forge)[-1:] == ["success"])
+
+        assert waiting["status"] == "waiting"
+        assert (reported["state"], reported["context"]) == ("error", "deltaci (delivery)")
+        assert reported["description"].startswith("cannot be handled: git fetch failed: ")
+        assert (await here.change(response["change"]))["status"] == "handled"
+        assert [run["commit"] for run in await here.runs()] == [second]
+
+
+def delivery_states(forge: FakeForge) -> list[str]:
+    """Return the states of the status of the delivery itself that the forge accepted, in order."""
+    return [request.body["state"] for request in forge.accepted if request.body["context"] == "deltaci (delivery)"]
+
+
 @pytest.mark.parametrize("is_confirmed", [True, False])
 @on_loop
 async def test_a_renamed_repository_is_followed_by_its_id(tmp_path: Path, *, is_confirmed: bool) -> None:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+from deltaci.controllers.repositories.change_records import ChangeRecord
 from deltaci.controllers.statuses import ForgeAccess, StatusReporter
 from deltaci.core import run
 from deltaci.core.errors import Refused
@@ -54,6 +55,11 @@ class RunReporter:
             if event.entity == RUN and self._concerns(event) and len(self._hints) < MAX_HINTS:
                 self._hints[event.entity_id] = None
                 self._is_told.set()
+
+    def report_change(self, change: ChangeRecord) -> None:
+        """Report to the forge that a change cannot be handled, or that it was handled at last."""
+        if self._teller is not None:
+            self._teller.take_change(change)
 
     def _concerns(self, event: Event) -> bool:
         """Return whether the run has ended, or its status for a forge has changed."""

@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from deltaci.controllers.repositories.change_records import HANDLED, ChangeRecord
 from deltaci.core import run
 from deltaci.core.errors import Unreachable
 from deltaci.engine.event_loop import cancel_and_wait
@@ -95,6 +96,7 @@ class StatusReporter:
         self._lines: dict[tuple[str, str], _ProjectQueue] = {}
         self._room = asyncio.Semaphore(AT_ONCE)
         self._apps = AppTokens(forges.client, forges.clock)
+        self._change_reports: dict[str, tuple[StatusReport, RunVersion]] = {}  # By the id of the change.
 
     async def take(self, record: run.Run) -> bool:
         """Schedule reporting the run to its forge. Return False if it has no forge to report to."""
@@ -111,6 +113,19 @@ class StatusReporter:
             LOGGER.warning("cannot load project %s: %s", subject.project, error)
         self._put(record.tenant, subject.project, record.id, 0.0)
         return True
+
+    def take_change(self, change: ChangeRecord) -> None:
+        """Schedule reporting a change that failed repeatedly: an error, or its outcome after it was handled at last.
+
+        The report is only in memory: a change that still fails is reported again after its next try.
+        """
+        if not COMMIT.fullmatch(change.change.commit):
+            return
+        is_failed = change.status != HANDLED
+        report = self._forges.reports.build_for_change(change.id, change.change.commit, change.reason, is_failed)
+        version = RunVersion(not change.change.is_fork, change.created_at, change.id, change.version)
+        self._change_reports[change.id] = report, version
+        self._put(change.tenant, change.project, change.id, 0.0)
 
     async def stop(self) -> None:
         """Stop reporting and close the connections to forges."""
@@ -175,32 +190,43 @@ class StatusReporter:
             line.waiting[run_id] = later
 
     async def _tell(self, key: tuple[str, str], line: _ProjectQueue, run_id: str) -> float | None:
-        """Report the present state of a run. Return when to try again, or None if there is nothing left to do."""
-        record = await self._store.find(run_id)
-        if not isinstance(record, run.Run):
-            return None
-        subject = await self._subject(record)
+        """Report the present state of a run or a change. Return when to try again, or None if nothing is left to do."""
         project = await self._forges.projects.find(*key)
         speaker = _speaker(project) if project is not None else None
-        if subject is None or project is None or speaker is None:
-            problem = project.problem if project is not None else ""
-            await self._end(record, f"exhausted: {problem}"[:MAX_PROBLEM] if problem else "")
-            return None
-        report = await self._forges.reports.build(record, subject, project)
-        mark = RunVersion(not record.origin.is_fork, record.created_at, record.id, record.rev)
-        name = document_name(project.name, subject.commit, report.context)
+        record: run.Run | None = None
+        if run_id in self._change_reports:
+            report, mark = self._change_reports[run_id]
+            if project is None or speaker is None:
+                self._change_reports.pop(run_id)
+                return None
+        else:
+            stored_run = await self._store.find(run_id)
+            if not isinstance(stored_run, run.Run):
+                return None
+            record = stored_run
+            subject = await self._subject(record)
+            if subject is None or project is None or speaker is None:
+                problem = project.problem if project is not None else ""
+                await self._end(record, f"exhausted: {problem}"[:MAX_PROBLEM] if problem else "")
+                return None
+            report = await self._forges.reports.build(record, subject, project)
+            mark = RunVersion(not record.origin.is_fork, record.created_at, record.id, record.rev)
+        name = document_name(project.name, report.commit, report.context)
         for _ in range(MAX_CONFLICTS):
-            found = await delivery_dedupe.find(self._store, delivery_dedupe.STATUS_KIND, record.tenant, name)
+            found = await delivery_dedupe.find(self._store, delivery_dedupe.STATUS_KIND, project.tenant, name)
             told = _read(found)
             step = next_action(told, mark, report, self._who, self._forges.clock(), self._forges.patience)
             if isinstance(step, StatusDone):
-                await self._end(record, step.outcome)
+                if record is not None:
+                    await self._end(record, step.outcome)
+                elif self._change_reports.get(run_id) == (report, mark):
+                    del self._change_reports[run_id]
                 return None
             if isinstance(step, CheckLater):
                 return step.at
             version = found.version if found is not None else 0
             held = delivery_dedupe.new_document(
-                delivery_dedupe.STATUS_KIND, record.tenant, name, msgspec.json.encode(step.claimed), version
+                delivery_dedupe.STATUS_KIND, project.tenant, name, msgspec.json.encode(step.claimed), version
             )
             try:
                 await self._store.put_documents([held])

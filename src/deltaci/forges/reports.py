@@ -18,6 +18,7 @@ from deltaci.storage.blobs.logs import LogStore
 from deltaci.storage.port import Store, load_jobs
 
 CONTEXT: Final = "deltaci"
+CHANGE_CONTEXT: Final = "deltaci (delivery)"  # Unlike that of any pipeline, which follows a slash.
 MAX_CONTEXT: Final = 200
 MAX_SUMMARY_JOBS: Final = 100
 MAX_ANNOTATED_JOBS: Final = 20  # The number of failed jobs whose logs and test reports are read.
@@ -78,6 +79,20 @@ class ReportBuilder:
             ref=target.ref,
             summary=_summary(jobs),
             annotations=check_annotations.most_severe(annotations),
+        )
+
+    def build_for_change(self, change_id: str, commit: str, reason: str, is_failed: bool) -> StatusReport:
+        """Return the report of a change that cannot be handled, or that was handled after it had been reported so.
+
+        It has a context of its own, so that it never replaces the status of a run.
+        """
+        return StatusReport(
+            run_id=change_id,
+            commit=commit,
+            context=CHANGE_CONTEXT,
+            state="error" if is_failed else "success",
+            description=plain_line(f"{'cannot be handled: ' if is_failed else ''}{reason}", MAX_DESCRIPTION),
+            url=f"{self._public_url}/changes" if self._public_url else "",
         )
 
     async def _description(self, run_record: run.Run, status: str) -> str:
