@@ -6,12 +6,15 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import httpx
 import pytest
 from playwright.sync_api import expect
 
 from tests.browser.browsing import PATIENCE_MS, Person
 from tests.browser.forming import HOSTILE, expected, is_text, refused, said
 from tests.browser.house import House, task
+from tests.forges.payloads import SECRET, github, github_push
+from tests.support.plain_http import NO_TLS
 from tests.support.upstream import ZEROS, Upstream, git
 
 PIPELINE = """\
@@ -198,6 +201,35 @@ def test_changes_appear_with_their_runs_or_with_why_none_came(ada: Person, place
     expect(page.get_by_text("No change in nobody yet.")).to_be_visible()
     ada.go("/projects")
     expect(page.locator("#project-heard")).to_contain_text("no run: the branch or tag was deleted")
+
+
+def test_a_delivery_that_could_not_be_handled_is_handled_again_by_a_button(ada: Person, place: Place) -> None:
+    """The log shows each delivery with its answer, and the run as soon as there is one."""
+    place.house.ask("PUT", "/secrets/LOG_HOOK", {"value": SECRET})
+    place.add("logged", forge="github", webhook_secret="LOG_HOOK")
+    commit = place.upstream.commit({"a.txt": "not pushed yet"}, HOSTILE)
+    repository = {"id": 1, "full_name": "upstream/shop", "default_branch": "main"}
+    events = [
+        github("ping", {"zen": "Design for failure."}, delivery="d-1"),
+        github("push", github_push(after=commit, repository=repository), delivery="d-2"),
+    ]
+    for event in events:
+        url = f"{place.house.url}/hooks/logged"
+        httpx.post(url, content=event.body, headers=event.headers, verify=NO_TLS, trust_env=False).raise_for_status()
+
+    page = ada.go("/projects/logged")
+    page.get_by_role("link", name="Webhook deliveries").click()
+    delivery = page.locator("tbody tr", has_text="id d-2")
+    expect(delivery).to_contain_text("the repository has no commit")
+    expect(page.locator("tbody tr", has_text="id d-1")).to_contain_text("pong")
+    ada.check()
+    ada.check_fits()
+    git(place.upstream.tree, "push", "-q", "--force", "origin", "HEAD:main")
+    delivery.get_by_role("button", name="Handle again").click()
+    page.locator("dialog[open]").get_by_role("button", name="Handle again").click()
+    expect(delivery).to_contain_text("1 of 1 pipeline files started a run")
+    expect(delivery.get_by_role("link")).to_have_count(1)
+    ada.check()
 
 
 def test_who_may_only_read_sees_all_and_can_change_nothing(visitor: Callable[..., Person], place: Place) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from deltaci.git.url_policy import UrlPolicy
@@ -14,6 +15,8 @@ from tests.cli.terminal import Terminal
 from tests.client.hosted import Hosted
 from tests.contract.backends import Backend, on_loop
 from tests.controllers.site import RepositorySite, opened
+from tests.forges.payloads import SECRET, github
+from tests.support.plain_http import NO_TLS
 from tests.support.upstream import Upstream
 
 Opened = Callable[[], AbstractAsyncContextManager[RepositorySite]]
@@ -153,6 +156,19 @@ def test_the_command_line(terminal: Terminal, upstream: Upstream) -> None:
         assert "push delivery-1" in terminal.text("changes", change["id"])
         assert change["id"] in terminal.text("changes", "--project", "shop")
         assert "no changes yet" in terminal.text("changes", "--project", "other")
+        assert "only one that could not be handled is retried" in terminal.refused(3, "redeliver", change["id"])
+        assert "no deliveries yet" in terminal.text("deliveries", "shop")
+        terminal.deltaci("secret", "set", "HOOK", input=SECRET)
+        terminal.text("project", "edit", "shop", "--webhook-secret", "HOOK")
+        ping = github("ping", {"zen": "Design for failure."}, delivery="d-1")
+        url = f"{terminal.hosted.url}/hooks/shop"
+        assert (
+            httpx.post(url, content=ping.body, headers=ping.headers, verify=NO_TLS, trust_env=False).json()["result"]
+            == "pong"
+        )
+        [delivery] = terminal.json("deliveries", "shop")
+        assert (delivery["delivery"], delivery["event"], delivery["result"]) == ("d-1", "ping", "pong")
+        assert "the webhook works" in terminal.text("deliveries", "shop")
         assert "there is no project" in terminal.refused(3, "submit", "--repository", "other")
         assert "removed shop" in terminal.text("project", "remove", "shop")
 

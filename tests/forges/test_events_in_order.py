@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from deltaci.controllers.repositories.changes import MAX_TRIES
 from tests.contract.backends import on_loop
 from tests.controllers.site import RepositorySite
 from tests.forges.fake_forge import FakeForge, PlannedResponse
@@ -217,6 +218,73 @@ async def test_a_delivery_during_an_outage_of_the_repository_is_reported_and_han
 def delivery_states(forge: FakeForge) -> list[str]:
     """Return the states of the status of the delivery itself that the forge accepted, in order."""
     return [request.body["state"] for request in forge.accepted if request.body["context"] == "deltaci (delivery)"]
+
+
+@pytest.mark.parametrize("by", ["forge", "command"])
+@on_loop
+async def test_a_change_that_could_not_be_handled_can_be_delivered_again(tmp_path: Path, by: str) -> None:
+    """By the forge under the same id, or by a command. One that was handled cannot."""
+    upstream = Upstream(tmp_path / "upstream")
+    second = upstream.commit({"a": "1"})
+    async with github_site(tmp_path, upstream) as here:
+        event = push_event("github", upstream.first, second)
+        _, first = await deliver(here, event)
+        for _ in range(MAX_TRIES):
+            here.backend.after(3600)
+            await here.settled()
+        aside = await here.change(first["change"])
+        git(upstream.tree, "push", "-q", "origin", "HEAD:main")
+        operator = here.operator()
+
+        if by == "forge":
+            status, again = await deliver(here, event)
+            assert (status, again["result"], again["change"]) == (202, "accepted", first["change"])
+            assert again["why"].startswith("it could not be handled before: the repository has no commit")
+        else:
+            assert (await operator.post(f"/changes/{first['change']}/redeliver")).status == 200
+            await here.settled()
+
+        assert aside["status"] == "put_aside"
+        assert (await here.change(first["change"]))["status"] == "handled"
+        assert [run["commit"] for run in await here.runs()] == [second]
+        refused = await operator.post(f"/changes/{first['change']}/redeliver")
+        assert (refused.status, refused.code) == (409, "wrong_state")
+
+
+@on_loop
+async def test_the_log_of_a_project_has_every_authenticated_delivery(tmp_path: Path) -> None:
+    """With its answer and the runs of its change, the newest first."""
+    upstream = Upstream(tmp_path / "upstream")
+    second = upstream.push({"a": "1"})
+    async with github_site(tmp_path, upstream) as here:
+        push = push_event("github", upstream.first, second, "d1")
+        for event in (
+            github("ping", {"zen": "Design for failure."}, delivery="d0"),
+            push,
+            push,
+            push_event("github", second, ZERO, "d2"),
+            github("push", {"ref": "refs/heads/main"}, delivery="d3"),
+            github("push", github_push(), delivery="d4", secret="a guess"),
+        ):
+            await deliver(here, event)
+        [run] = await here.runs()
+
+        page = (await here.operator().get("/projects/shop/deliveries?limit=4")).body
+        rest = (await here.operator().get(f"/projects/shop/deliveries?cursor={page['next']}")).body
+
+        entries = [*page["deliveries"], *rest["deliveries"]]
+        assert [(entry["delivery"], entry["event"], entry["result"]) for entry in entries] == [
+            ("d3", "push", "refused"),
+            ("d2", "push", "ignored"),
+            ("d1", "push", "duplicate"),
+            ("d1", "push", "accepted"),
+            ("d0", "ping", "pong"),
+        ]
+        assert [entry["runs"] for entry in entries] == [[], [], [run["id"]], [run["id"]], []]
+        assert entries[0]["reason"].startswith("Object missing required field")
+        assert entries[1]["reason"] == "the branch 'main' was deleted"
+        assert entries[3]["reason"] == "1 of 1 pipeline files started a run"
+        assert rest["next"] is None
 
 
 @pytest.mark.parametrize("is_confirmed", [True, False])

@@ -329,6 +329,16 @@ ROUTES: Final[tuple[Route, ...]] = (
         method="GET", path="/changes/{change}", id="readChange", summary="read a change and its outcome",
         response=api_projects.Change, codes=("not_found",),
     ),
+    Route(
+        method="POST", path="/changes/{change}/redeliver", id="redeliverChange", required_scope="run",
+        summary="handle a change again that could not be handled", response=api_projects.Change,
+        codes=("not_found", "wrong_state"),
+    ),
+    Route(
+        method="GET", path="/projects/{project}/deliveries", id="listDeliveries",
+        summary="list the last 500 webhook deliveries to a project, newest first",
+        query=api_input.PageQuery, response=api_projects.DeliveryPage, codes=("not_found",),
+    ),
     # -- workstreams
     Route(
         method="POST", path="/workstreams", id="createWorkstream", required_scope="run",

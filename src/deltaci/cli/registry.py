@@ -29,6 +29,8 @@ COMMANDS: Final = {
     "runs": CommandEntry("runs", RUNS, "List runs, newest first."),
     "show": CommandEntry("runs", RUNS, "Show a run and its jobs: progress, what they wait for, why they failed."),
     "changes": CommandEntry("changes", RUNS, "List pushes and pull requests and the runs they started, newest first."),
+    "deliveries": CommandEntry("changes", RUNS, "List the last webhook deliveries to a project, newest first."),
+    "redeliver": CommandEntry("changes", RUNS, "Handle a change again that could not be handled."),
     "logs": CommandEntry("logs", RUNS, "Print the log of the last attempt of a job, or of a given attempt."),
     "explain": CommandEntry("runs", RUNS, "Explain the current state of a run, job or attempt."),
     "approve": CommandEntry("decide", RUNS, "Approve the waiting gates of a run."),

@@ -178,8 +178,11 @@ class AsyncClient:
     tell_pushes = report_push  # Deprecated name.
     changes = async_call_method(calls.changes)
     change = async_call_method(calls.change)
+    redeliver = async_call_method(calls.redeliver)
+    deliveries = async_call_method(calls.deliveries)
     iter_projects = async_stream_method(operations.iter_projects)
     iter_changes = async_stream_method(operations.iter_changes)
+    iter_deliveries = async_stream_method(operations.iter_deliveries)
 
     # -- workstreams
 

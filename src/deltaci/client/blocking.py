@@ -177,8 +177,11 @@ class Client:
     tell_pushes = report_push  # Deprecated name.
     changes = call_method(calls.changes)
     change = call_method(calls.change)
+    redeliver = call_method(calls.redeliver)
+    deliveries = call_method(calls.deliveries)
     iter_projects = stream_method(operations.iter_projects)
     iter_changes = stream_method(operations.iter_changes)
+    iter_deliveries = stream_method(operations.iter_deliveries)
 
     # -- workstreams
 

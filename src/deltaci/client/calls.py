@@ -370,6 +370,18 @@ def change(change_id: str) -> Call[api_projects.Change]:
     return _call("readChange", api_projects.Change, change=change_id)
 
 
+def redeliver(change_id: str) -> Call[api_projects.Change]:
+    """Let a change be handled again that could not be handled."""
+    return _call("redeliverChange", api_projects.Change, change=change_id)
+
+
+def deliveries(
+    project: str, *, limit: int = api_input.DEFAULT_PAGE, cursor: str = ""
+) -> Call[api_projects.DeliveryPage]:
+    """Return a page of the webhook deliveries to a project, the newest first."""
+    return _call("listDeliveries", api_projects.DeliveryPage, query={"limit": limit, "cursor": cursor}, project=project)
+
+
 # -- the queue
 
 

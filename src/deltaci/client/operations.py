@@ -150,6 +150,13 @@ def iter_changes(*, project: str | None = None) -> StreamOperation[api_projects.
     )
 
 
+def iter_deliveries(project: str) -> StreamOperation[api_projects.Delivery]:
+    """Yield the webhook deliveries to a project, the newest first."""
+    yield from _pages(
+        lambda cursor: calls.deliveries(project, limit=MAX_PAGE, cursor=cursor), lambda page: page.deliveries
+    )
+
+
 def iter_workers(*, gone: bool = False) -> StreamOperation[api.Worker]:
     """Yield all workers, the newest first."""
     yield from _pages(lambda cursor: calls.workers(gone=gone, limit=MAX_PAGE, cursor=cursor), lambda page: page.workers)

@@ -170,3 +170,25 @@ class ChangePage(ResponseSchema, frozen=True, kw_only=True):
 
     changes: list[Change]
     next: str | None
+
+
+class Delivery(ResponseSchema, frozen=True, kw_only=True):
+    """A webhook request of a forge, the answer to it, and the runs of its change. Refused signatures are not logged."""
+
+    at: Timestamp
+    delivery: Annotated[str, doc("the forge's id; empty: it sent none")]
+    event: str
+    ref: str
+    commit: str
+    result: Annotated[str, doc("the answer: `accepted`, `duplicate`, `ignored`, `pong` or `refused`")]
+    reason: Annotated[str, doc("the outcome of its change, or why there is none")]
+    change: Annotated[str, doc("the id of its change; empty: none")]
+    status: Annotated[str, doc("`waiting`, `handled`, or `put_aside`; empty: the change does not exist any more")]
+    runs: list[str]
+
+
+class DeliveryPage(ResponseSchema, frozen=True, kw_only=True):
+    """A page of the deliveries to a project, newest first."""
+
+    deliveries: list[Delivery]
+    next: str | None

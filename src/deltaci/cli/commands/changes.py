@@ -1,4 +1,4 @@
-"""`deltaci changes`: list pushes and pull requests and the runs they started."""
+"""`deltaci changes`, `deliveries`, `redeliver`: pushes and pull requests, their deliveries and the runs they start."""
 
 from __future__ import annotations
 
@@ -54,6 +54,54 @@ def changes_command(
             runs or each.reason,
         )
     rows.print("no changes yet; webhooks, Git hooks, polling and schedules report them to the server")
+
+
+@command(app, "deliveries")
+def deliveries_command(
+    session: CommandSession,
+    project: Annotated[str, typer.Argument(help="The project.", autocompletion=complete_project)],
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number to show.")] = 20,
+) -> None:
+    """List the last webhook deliveries to a project, newest first: when, event, answer and run.
+
+    Examples:
+
+      deltaci deliveries shop --limit 100
+    """
+    deliveries = list(itertools.islice(session.client.iter_deliveries(project), limit))
+    if session.is_json:
+        session.print_json(deliveries)
+        return
+    rows = TableOutput("WHEN", "DELIVERY", "EVENT", "~REF", "ANSWER", "CHANGE", "~RESULT")
+    for delivery in deliveries:
+        rows.add(
+            since(delivery.at),
+            delivery.delivery[:13],
+            delivery.event,
+            delivery.ref,
+            delivery.result,
+            delivery.change,
+            ", ".join(delivery.runs) or delivery.reason,
+        )
+    rows.print("no deliveries yet; configure the webhook of the project's forge")
+
+
+@command(app, "redeliver")
+def redeliver_command(
+    session: CommandSession,
+    change: Annotated[str, typer.Argument(help="The id of the change.")],
+) -> None:
+    """Handle a change again that could not be handled, for instance because its repository was unreachable.
+
+    Examples:
+
+      deltaci redeliver c5f0c2b7
+    """
+    redelivered = session.client.redeliver(change)
+    if session.is_json:
+        session.print_json(redelivered)
+        return
+    _one(redelivered)
 
 
 def _one(found: wire.Change) -> None:

@@ -15,11 +15,13 @@ from deltaci.controllers.repositories.poller import HEADS, TAGS
 from deltaci.core.errors import Refused
 from deltaci.core.run import Run
 from deltaci.forges.credentials import repository_path
+from deltaci.forges.deliveries import DeliveryEntry, DeliveryLog
 from deltaci.git.command import GitFailed
 from deltaci.git.repository import is_commit
 from deltaci.pipeline.change import Change
 from deltaci.server.rest.http.cursors import decode_cursor, encode_cursor
 from deltaci.server.rest.http.request import Call, Handler, not_found
+from deltaci.server.rest.projects import get_project
 from deltaci.server.rest.serializers import to_datetime
 from deltaci.storage.port import Unavailable
 
@@ -45,6 +47,42 @@ async def read_change(call: Call) -> wire.Change:
     if change_record is None:
         raise not_found("change", change_id)
     return serialize_change(change_record)
+
+
+async def redeliver_change(call: Call) -> wire.Change:
+    """Let a change be handled now that could not be handled. Raise Refused if it was handled or is being handled."""
+    change_id = str(call.params["change"])
+    return serialize_change(await call.app.repositories.changes.retry(call.caller.tenant, change_id))
+
+
+async def list_deliveries(call: Call) -> wire.DeliveryPage:
+    """Return a page of the webhook deliveries to a project, the newest first."""
+    query, tenant = call.query, call.caller.tenant
+    project = await get_project(call)
+    after = decode_cursor(query.cursor) if query.cursor else ""
+    page = await DeliveryLog(call.app.store).page(tenant, project.name, after, query.limit)
+    change_ids = {entry.change for _, entry in page if entry.change}
+    records = {change_id: await call.app.repositories.changes.find(tenant, change_id) for change_id in change_ids}
+    return wire.DeliveryPage(
+        deliveries=[_serialize_delivery(entry, records.get(entry.change)) for _, entry in page],
+        next=encode_cursor(page[-1][0]) if len(page) == query.limit else None,
+    )
+
+
+def _serialize_delivery(entry: DeliveryEntry, record: ChangeRecord | None) -> wire.Delivery:
+    outcome = record.reason if record is not None and entry.result == "accepted" else ""
+    return wire.Delivery(
+        at=to_datetime(entry.at),
+        delivery=entry.delivery,
+        event=entry.event,
+        ref=entry.ref,
+        commit=entry.commit,
+        result=entry.result,
+        reason=outcome or entry.reason,
+        change=entry.change,
+        status=record.status if record is not None else "",
+        runs=[handled.run_id for handled in record.files if handled.run_id] if record is not None else [],
+    )
 
 
 def serialize_change(change_record: ChangeRecord) -> wire.Change:
@@ -146,4 +184,9 @@ async def _manual_change(call: Call, project: Project, params: RunInput) -> Chan
     )
 
 
-HANDLERS: Final[dict[str, Handler]] = {"listChanges": list_changes, "readChange": read_change}
+HANDLERS: Final[dict[str, Handler]] = {
+    "listChanges": list_changes,
+    "readChange": read_change,
+    "redeliverChange": redeliver_change,
+    "listDeliveries": list_deliveries,
+}

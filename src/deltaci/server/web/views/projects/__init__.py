@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from deltaci.server.web.page_route import PageRoute
-from deltaci.server.web.views.projects import changes, edit, failures, index, show, start
+from deltaci.server.web.views.projects import changes, deliveries, edit, failures, index, show, start
 
 PAGES: Final[tuple[PageRoute, ...]] = (
     *index.PAGES,
@@ -13,5 +13,6 @@ PAGES: Final[tuple[PageRoute, ...]] = (
     *edit.PAGES,
     *start.PAGES,
     *changes.PAGES,
+    *deliveries.PAGES,
     *failures.PAGES,
 )

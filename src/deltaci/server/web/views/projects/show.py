@@ -172,8 +172,13 @@ def _runs(project: Project, runs: list[Run]) -> Markup:
 
 def _changes(project: Project, found: list[Change]) -> Markup:
     if not found:
-        return nothing("No recent changes.")
-    return join([p(a("All changes", href=changes.of(project.name))), changes.table(found, is_of_one=True)])
+        return join([_lists(project), nothing("No recent changes.")])
+    return join([_lists(project), changes.table(found, is_of_one=True)])
+
+
+def _lists(project: Project) -> Markup:
+    deliveries = a("Webhook deliveries", href=path("projects", project.name, "deliveries"))
+    return p(a("All changes", href=changes.of(project.name)), " · ", deliveries)
 
 
 async def remove(visit: PageRequest) -> PageResponse:
