@@ -31,7 +31,12 @@ def phases(lab: Lab, name: str) -> list[tuple[str, int, float, float | None]]:
     """Return name, attempt, start and end of each phase of a job, in seconds from the start of the run."""
     job_times = next(job for job in timeline_of(lab).jobs if job.name == name)
     return [
-        (phase.name, phase.attempt, (phase.start - START) / SECOND, (phase.end - START) / SECOND if phase.end else None)
+        (
+            phase.name,
+            phase.attempt_index,
+            (phase.start - START) / SECOND,
+            (phase.end - START) / SECOND if phase.end else None,
+        )
         for phase in job_times.phases
     ]
 
@@ -174,8 +179,8 @@ def test_phases_of_random_histories_are_consistent() -> None:
                     names.add(phase.name)
                     end = phase.end if phase.end is not None else result.until
                     assert result.start <= phase.start <= end <= result.until
-                    assert phase.start >= ends.get(phase.attempt, 0)
-                    ends[phase.attempt] = end
+                    assert phase.start >= ends.get(phase.attempt_index, 0)
+                    ends[phase.attempt_index] = end
             open_phases = [phase for job_times in result.jobs for phase in job_times.phases if phase.end is None]
             assert result.is_over == (run.is_over(record) and not open_phases)
             assert set(result.critical) <= {job_times.name for job_times in result.jobs}

@@ -49,12 +49,12 @@ _EXECUTION: Final = frozenset({STARTING, RUNNING, UPLOADING})
 class Phase(msgspec.Struct, frozen=True):
     """A period of a job, such as `running`. Times are instants in microseconds.
 
-    `attempt` is the index of the attempt, 0 if the phase belongs to the job itself; `end` is None while the phase
+    `attempt_index` is the index of the attempt, 0 if the phase belongs to the job itself; `end` is None while the phase
     lasts.
     """
 
     name: str
-    attempt: int
+    attempt_index: int
     start: int
     end: int | None = None
 
@@ -151,7 +151,7 @@ def _refine(phases: list[Phase], report: Any) -> list[Phase]:
     execution_phases = phases[first_index:]
     if not execution_phases or execution_phases[-1].end is None:
         return phases
-    start, end, attempt_index = execution_phases[0].start, execution_phases[-1].end, execution_phases[0].attempt
+    start, end, attempt_index = execution_phases[0].start, execution_phases[-1].end, execution_phases[0].attempt_index
     timings = report.get("timings") if isinstance(report, dict) else None
     reported_start, reported_end = (_reported_time(timings, phase_name) for phase_name in ("started_at", "finished_at"))
     if reported_start is None or reported_end is None or not start <= reported_start <= reported_end <= end:
@@ -178,15 +178,19 @@ def _reported_time(timings: Any, time_field: str) -> int | None:
         return None
 
 
-def _critical_path(jobs: Sequence[Job], phases: dict[str, list[Phase]]) -> tuple[str, ...]:
+def _critical_path(jobs: Sequence[Job], phases_by_job: dict[str, list[Phase]]) -> tuple[str, ...]:
     """Return the names of the jobs on the critical path, in order of time; empty unless all jobs have ended."""
-    executed_job_by_id = {job.id: job for job in jobs if job.completed_at and phases[job.id]}
+    executed_job_by_id = {job.id: job for job in jobs if job.completed_at and phases_by_job[job.id]}
     if not executed_job_by_id or not all(job.completed_at for job in jobs):
         return ()
     path_job: Job | None = max(executed_job_by_id.values(), key=lambda job: job.completed_at)
     names_backwards: list[str] = []
     while path_job is not None:
         names_backwards.append(path_job.spec.name)
-        predecessors = [executed_job_by_id[id] for id in (*path_job.needs, *path_job.after) if id in executed_job_by_id]
+        predecessors = [
+            executed_job_by_id[predecessor_id]
+            for predecessor_id in (*path_job.needs, *path_job.after)
+            if predecessor_id in executed_job_by_id
+        ]
         path_job = max(predecessors, key=lambda job: job.completed_at, default=None)
     return tuple(reversed(names_backwards))

@@ -54,17 +54,17 @@ class ExplainContext:
             (worker, set(worker.labels)) for worker in tenant.workers if worker.state not in core_worker.TERMINAL
         ]
 
-    def last_event(self, id: str, *triggers: str) -> Event | None:
+    def last_event(self, record_id: str, *triggers: str) -> Event | None:
         """Return the record's last event with one of the triggers or, if none is given, its last change of state."""
-        for event in reversed(self.events_by_id.get(id, ())):
+        for event in reversed(self.events_by_id.get(record_id, ())):
             if event.trigger in triggers if triggers else event.from_ != event.to:
                 return event
         return None
 
-    def job_name(self, id: str) -> str:
+    def job_name(self, job_id: str) -> str:
         """Return the job's name, or its id if the job is missing."""
-        job = self.jobs.get(id)
-        return one_line(job.spec.name if job is not None else id)
+        job = self.jobs.get(job_id)
+        return one_line(job.spec.name if job is not None else job_id)
 
     def attempt_of(self, job: Job, index: int = 0) -> Attempt | None:
         """Return the job's attempt with this index, or its latest attempt if `index` is 0; None if it is missing."""

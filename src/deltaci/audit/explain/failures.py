@@ -60,17 +60,23 @@ def describe_classification(failure: Failure) -> str:
     return f"{rule_text} classifies that as {class_text} ({one_line(failure.failure_class)}){line_text}"
 
 
-def why_not_retried(failure: Failure, index: int, max_attempts: int, retry_on: Sequence[str] = ()) -> str:
+def why_not_retried(failure: Failure, attempt_index: int, max_attempts: int, retry_on: Sequence[str] = ()) -> str:
     """Return a sentence that says why the attempt with this index was the last one."""
     if failure.failure_class == USER and max_attempts == 1:
         return "Another attempt would fail in the same way."
     if failure.failure_class == USER:
-        return f"Another attempt would fail in the same way, so attempt {index} of {max_attempts} was the last one."
+        return (
+            "Another attempt would fail in the same way, "
+            f"so attempt {attempt_index} of {max_attempts} was the last one."
+        )
     if not failure.is_retryable:
-        return f"The rule does not allow a retry, so attempt {index} of {max_attempts} was the last one."
+        return f"The rule does not allow a retry, so attempt {attempt_index} of {max_attempts} was the last one."
     if retry_on and failure.failure_class not in retry_on:
         joined_classes = " and ".join(retry_on)
-        return f"The job is retried only on {joined_classes}, so attempt {index} of {max_attempts} was the last one."
+        return (
+            f"The job is retried only on {joined_classes}, "
+            f"so attempt {attempt_index} of {max_attempts} was the last one."
+        )
     if max_attempts == 1:
         return "The failure may be temporary, but the job has only one attempt; allow more with max_attempts."
     return f"The failure may be temporary, but all {max_attempts} attempts are used up."

@@ -160,6 +160,7 @@ _LOSS_TEXTS: Final = {
 
 
 def _attempt_stalled(context: ExplainContext, event: Event) -> CodedText:
+    """Describe how a worker lost an attempt or handed it back, and whether that counts as a loss."""
     worker_id, lease_number = _lease_holder(event)
     reason = str(event.metadata.get("reason", ""))
     loss_text = _LOSS_TEXTS.get(reason, _LOSS_TEXTS[core_attempt.STALLED]).format(
@@ -186,9 +187,13 @@ def _attempt_stalled(context: ExplainContext, event: Event) -> CodedText:
 
 
 def _attempt_marked(context: ExplainContext, event: Event) -> CodedText:
-    worker_id, name = one_line(str(event.metadata["worker_id"])), _attempt_name(context, event)
-    text = f"Worker {worker_id}, which has {name}, stopped answering; without a heartbeat"
-    return core_attempt.MARKED_FOR_REASSIGNMENT, f"{text} the lease ends at {moment(event.metadata['reassign_at'])}."
+    """Describe that the worker stopped answering and when its lease ends."""
+    worker_id, attempt_name = one_line(str(event.metadata["worker_id"])), _attempt_name(context, event)
+    sentence_start = f"Worker {worker_id}, which has {attempt_name}, stopped answering; without a heartbeat"
+    return (
+        core_attempt.MARKED_FOR_REASSIGNMENT,
+        f"{sentence_start} the lease ends at {moment(event.metadata['reassign_at'])}.",
+    )
 
 
 def _attempt_requeued(context: ExplainContext, event: Event) -> CodedText:
@@ -213,6 +218,7 @@ def _attempt_cancel_requested(context: ExplainContext, event: Event) -> CodedTex
 
 
 def _attempt_ended(context: ExplainContext, event: Event) -> CodedText | None:
+    """Describe the attempt's outcome. Return None if the attempt has not ended."""
     attempt = context.attempts.get(event.entity_id)
     if attempt is None or attempt.state not in core_attempt.TERMINAL:
         return None
@@ -402,16 +408,16 @@ def _run_approval_resolved(context: ExplainContext, event: Event) -> CodedText:
 def _run_optional_wait_began(context: ExplainContext, event: Event) -> CodedText | None:
     if "job_id" in event.metadata:  # A job began to wait later; its own events say so.
         return None
-    until = moment(int(event.metadata["optional_until"]))
-    text = f"Every required job had ended. Jobs that may fail had until {until} to be claimed or decided."
+    until_text = moment(int(event.metadata["optional_until"]))
+    text = f"Every required job had ended. Jobs that may fail had until {until_text} to be claimed or decided."
     return "optional_wait_began", text
 
 
 def _run_optional_wait_ended(context: ExplainContext, event: Event) -> CodedText | None:
     if event.metadata.get("cause") == core_run.WAIT_OVER:
         return "optional_wait_ended", "The wait for jobs that may fail was over."
-    keys = [key or "any" for key in event.metadata["queue_keys"]]
-    text = f"The run did not wait for jobs for which no worker was registered: labels {listed(keys, 8)}."
+    queue_key_texts = [queue_key or "any" for queue_key in event.metadata["queue_keys"]]
+    text = f"The run did not wait for jobs for which no worker was registered: labels {listed(queue_key_texts, 8)}."
     return "optional_wait_ended", text
 
 

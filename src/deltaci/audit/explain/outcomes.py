@@ -78,12 +78,12 @@ def _attempt_canceled(context: ExplainContext, attempt: Attempt, event: Event | 
     return Clause("canceled", text, attempt.id, event)
 
 
-def _by_requester(context: ExplainContext, id: str) -> str:
+def _by_requester(context: ExplainContext, record_id: str) -> str:
     """Return ` by NAME` for the last cancel request of the record.
 
     Return an empty string if there is none or the orchestrator made it.
     """
-    request_event = context.last_event(id, "cancel_requested", "user_cancelled")
+    request_event = context.last_event(record_id, "cancel_requested", "user_cancelled")
     return (
         f" by {actor_name(request_event.actor)}"
         if request_event is not None and request_event.actor != ORCHESTRATOR

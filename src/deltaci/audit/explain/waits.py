@@ -284,16 +284,20 @@ def _unsatisfied_jobs(context: ExplainContext) -> dict[str, Job]:
     return {job_id: job for job_id, job in context.jobs.items() if not satisfies(job)}
 
 
-def _blocking_jobs(unsatisfied_jobs: dict[str, Job], job: Job) -> list[Job]:
+def _blocking_jobs(unsatisfied_job_by_id: dict[str, Job], job: Job) -> list[Job]:
     """Return the jobs for which the job waits: unsatisfied needs, and jobs in `after` that have not ended."""
-    blocking_jobs = [unsatisfied_jobs[id] for id in job.needs if id in unsatisfied_jobs]
+    blocking_jobs = [unsatisfied_job_by_id[job_id] for job_id in job.needs if job_id in unsatisfied_job_by_id]
     if job.after:
-        predecessors = (unsatisfied_jobs[id] for id in job.after if id in unsatisfied_jobs and id not in job.needs)
+        predecessors = (
+            unsatisfied_job_by_id[job_id]
+            for job_id in job.after
+            if job_id in unsatisfied_job_by_id and job_id not in job.needs
+        )
         blocking_jobs += [predecessor for predecessor in predecessors if predecessor.state not in core_job.TERMINAL]
     return blocking_jobs
 
 
-def _wait_chains(context: ExplainContext, unsatisfied_jobs: dict[str, Job], job: Job) -> dict[str, _WaitChain]:
+def _wait_chains(context: ExplainContext, unsatisfied_job_by_id: dict[str, Job], job: Job) -> dict[str, _WaitChain]:
     """Return, by job id, the wait chain of this job and of every job for which it waits, directly or indirectly.
 
     A depth-first search without recursion, linear in the size of the plan.
@@ -321,7 +325,7 @@ def _wait_chains(context: ExplainContext, unsatisfied_jobs: dict[str, Job], job:
         else:
             # Marks it as visited: the search ends even with a cycle.
             chain_by_id[visited_job.id] = _WaitChain(-1, visited_job.id)
-            blocking_jobs_by_id[visited_job.id] = _blocking_jobs(unsatisfied_jobs, visited_job)
+            blocking_jobs_by_id[visited_job.id] = _blocking_jobs(unsatisfied_job_by_id, visited_job)
             stack.append((visited_job, True))
             stack.extend(
                 (blocker, False) for blocker in blocking_jobs_by_id[visited_job.id] if blocker.id not in chain_by_id
@@ -392,14 +396,16 @@ def _decided_clause(context: ExplainContext, run: Run) -> Clause:
     outcome = "fail" if run.tally.doomed else "be validated" if run.has_validation else "succeed"
     text = f"will {outcome} when its optional jobs have ended: every required job has"
     open_jobs = [job for job in context.jobs.values() if job.state not in core_job.TERMINAL]
-    waiting = [job.spec.name for job in open_jobs if job.state != core_job.PENDING and not _is_leased(context, job)]
+    waiting_names = [
+        job.spec.name for job in open_jobs if job.state != core_job.PENDING and not _is_leased(context, job)
+    ]
     leased = [job.spec.name for job in open_jobs if _is_leased(context, job)]
-    if waiting and run.optional_until:
-        verb = "waits" if len(waiting) == 1 else "wait"
-        text += f"; {listed(waiting)} {verb} until {when(run.optional_until, context.now)}"
+    if waiting_names and run.optional_until:
+        verb = "waits" if len(waiting_names) == 1 else "wait"
+        text += f"; {listed(waiting_names)} {verb} until {when(run.optional_until, context.now)}"
     if leased:
         text += f"; {listed(leased)} {'is' if len(leased) == 1 else 'are'} running"
-    advice = "What waits until then ends as NOT_NEEDED." if waiting and run.optional_until else ""
+    advice = "What waits until then ends as NOT_NEEDED." if waiting_names and run.optional_until else ""
     return Clause("optional_jobs", text, run.id, context.last_event(run.id, core_run.OPTIONAL_WAIT_BEGAN), advice)
 
 
@@ -414,8 +420,8 @@ def _planning_clauses(context: ExplainContext, run: Run) -> Iterator[Clause]:
         yield Clause("planning", "waits for planning to start", run.id, event)
     elif not run.plan_by:
         event = context.last_event(run.id, "group_awaited") or event
-        group = one_line(event.metadata.get("concurrency_group", "")) if event is not None else ""
-        text = f"is planned and waits until no earlier run of its concurrency group {group} is active"
+        group_name = one_line(event.metadata.get("concurrency_group", "")) if event is not None else ""
+        text = f"is planned and waits until no earlier run of its concurrency group {group_name} is active"
         yield Clause("waiting_for_group", text, run.id, event)
     else:
         text = f"is being planned until {when(run.plan_by, context.now)}"

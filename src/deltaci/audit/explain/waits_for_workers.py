@@ -138,19 +138,21 @@ def describe_hold(worker: Worker) -> str:
 def _missing_labels_clause(
     registered_workers: Sequence[tuple[Worker, set[str]]], required_label_set: set[str], needed_text: str
 ) -> Clause:
-    closest, labels = min(registered_workers, key=lambda pair: len(required_label_set - pair[1]))
+    closest_worker, labels = min(
+        registered_workers, key=lambda worker_and_labels: len(required_label_set - worker_and_labels[1])
+    )
     missing_labels = sorted(required_label_set - labels)
     if len(registered_workers) == 1:
-        text = f"the only worker, {one_line(closest.id)}, lacks {listed(missing_labels, 8)}"
+        text = f"the only worker, {one_line(closest_worker.id)}, lacks {listed(missing_labels, 8)}"
     elif len(required_label_set) == 1:
         text = f"none of the {len(registered_workers)} workers has it"
     else:
-        text = f"none of the {len(registered_workers)} workers has all of them; the closest, {one_line(closest.id)},"
-        text += f" lacks {listed(missing_labels, 8)}"
+        text = f"none of the {len(registered_workers)} workers has all of them; the closest,"
+        text += f" {one_line(closest_worker.id)}, lacks {listed(missing_labels, 8)}"
     return Clause(
         NO_FITTING_WORKER,
         f"waits for {needed_text}: {text}",
-        closest.id,
+        closest_worker.id,
         None,
         _start_advice(required_label_set),
     )

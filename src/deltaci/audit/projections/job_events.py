@@ -16,12 +16,12 @@ from deltaci.core.status.view import change_of
 
 
 class _JobState:
-    __slots__ = ("attempt", "rev", "status")
+    __slots__ = ("attempt_number", "rev", "status")
 
     def __init__(self) -> None:
         self.status: str | None = None
         self.rev = 0
-        self.attempt = 0
+        self.attempt_number = 0
 
 
 class JobEventsExporter:
@@ -41,7 +41,7 @@ class JobEventsExporter:
         steps, job_state.status = JOB_VIEW.project_change(job_state.status, change_of(event))
         for step in steps:
             job_state.rev += 1
-            job_state.attempt += step.trigger == "claimed"
+            job_state.attempt_number += step.trigger == "claimed"
             job_event: dict[str, Any] = {
                 "type": step.trigger,
                 "job_id": event.entity_id,
@@ -49,7 +49,7 @@ class JobEventsExporter:
                 "to_status": step.target,
                 "at": rfc3339(event.at),
                 "actor": step.actor,
-                "attempt": job_state.attempt,
+                "attempt": job_state.attempt_number,
                 "rev": job_state.rev,
             }
             if event.request_id:

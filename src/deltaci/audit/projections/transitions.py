@@ -72,8 +72,8 @@ class ExporterState(msgspec.Struct):
 class TransitionsExporter:
     """Converts the events of a log, in order, to transitions of document 003.
 
-    Keeps state only for entities that have not ended. Servers that write concurrently may commit slightly out of order,
-    but the timestamps in the file never go back.
+    Keeps state for entities that have not ended, and for ended tasks until their run ends. Servers that write
+    concurrently may commit slightly out of order, but the timestamps in the file never go back.
     """
 
     def __init__(self, state: ExporterState | None = None) -> None:

@@ -29,7 +29,7 @@ class Verifier(Protocol):
 
     report: Report
 
-    def feed(self, number: int, raw: bytes) -> None: ...
+    def feed(self, number: int, raw_event: bytes) -> None: ...
     def end(self) -> Report: ...
 
 
@@ -45,17 +45,17 @@ FORMATS: Final[dict[str, Callable[[], Verifier]]] = {
 _FORMAT_FIELDS: Final = (("canonical", "entity"), ("transitions", "event_type"), ("job-events", "from_status"))
 
 
-def detect(raw: bytes) -> str:
+def detect(raw_event: bytes) -> str:
     """Return the format of a log, given its first line. Raises NotAnEventLogError if it has no known format."""
     try:
-        first = msgspec.json.decode(raw)
+        first_event = msgspec.json.decode(raw_event)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        quoted = raw[:MAX_QUOTED_BYTES].decode("utf-8", "replace")
+        quoted = raw_event[:MAX_QUOTED_BYTES].decode("utf-8", "replace")
         raise NotAnEventLogError(f"the first line is not JSON ({error}): {quoted}") from None
-    for name, field in _FORMAT_FIELDS:
-        if isinstance(first, dict) and field in first:
-            return name
-    listed_formats = ", ".join(f"{name} (has {field!r})" for name, field in _FORMAT_FIELDS)
+    for format_name, field_name in _FORMAT_FIELDS:
+        if isinstance(first_event, dict) and field_name in first_event:
+            return format_name
+    listed_formats = ", ".join(f"{format_name} (has {field_name!r})" for format_name, field_name in _FORMAT_FIELDS)
     raise NotAnEventLogError(
         f"the first line is JSON but not an event in a known format; expected one of: {listed_formats}"
     )

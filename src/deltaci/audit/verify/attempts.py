@@ -165,37 +165,37 @@ def check_request_id(
     The request id of a claim is unique per worker. An attempt with a job also changes by requests to other records,
     whose ids may be the same; there, only a repeated transition is reported.
     """
-    id = event.request_id
+    request_id = event.request_id
     stale_reason = metadata.reason if event.to == core_attempt.STALE else attempt.stale_reason
     is_request_to_worker = stale_reason == core_attempt.WORKER_LOST and core_attempt.STALE in (event.from_, event.to)
-    if not id or is_request_to_worker:
+    if not request_id or is_request_to_worker:
         return
-    steps = attempt.request_steps
-    if steps and _is_next_step(steps, event):
-        steps.append(event)
+    decision_events = attempt.request_steps
+    if decision_events and _is_next_step(decision_events, event):
+        decision_events.append(event)
         return
     attempt.request_steps = [event]
-    triggers = attempt.request_triggers.setdefault(id, set())
+    triggers = attempt.request_triggers.setdefault(request_id, set())
     if event.to == core_attempt.LEASED:
-        is_repeat = (event.actor, id) in attempt.claim_requests
-        attempt.claim_requests.add((event.actor, id))
+        is_repeat = (event.actor, request_id) in attempt.claim_requests
+        attempt.claim_requests.add((event.actor, request_id))
     else:
         is_repeat = event.trigger in triggers if attempt.job is not None else bool(triggers)
     triggers.add(event.trigger)
     if is_repeat:
         verifier.flag(
             "QUE-C5",
-            f"attempt {attempt.id} applied request {id} twice",
+            f"attempt {attempt.id} applied request {request_id} twice",
             "no second event for the same request",
         )
 
 
-def _is_next_step(steps: list[EventLine], event: EventLine) -> bool:
+def _is_next_step(decision_events: list[EventLine], event: EventLine) -> bool:
     """Return whether the event continues the decision whose steps are given."""
-    latest = steps[-1]
+    latest = decision_events[-1]
     if (event.request_id, event.at, event.rev) != (latest.request_id, latest.at, latest.rev + 1):
         return False
-    return all((event.from_, event.to) != (step.from_, step.to) for step in steps)
+    return all((event.from_, event.to) != (step.from_, step.to) for step in decision_events)
 
 
 def check_claim(

@@ -174,11 +174,11 @@ class CanonicalVerifier:
         """Report that the current line breaks a rule, with the problem and the legal alternative as text."""
         self.report.add(self.line_number, rule, problem, legal)
 
-    def feed(self, number: int, raw: bytes) -> None:
+    def feed(self, number: int, raw_event: bytes) -> None:
         """Verify one line: on its own, against its entity, through every view and against related entities."""
         self.line_number = number
         try:
-            event = _decode(raw)
+            event = _decode(raw_event)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.flag("MOD-E1", f"the line cannot be read: {error}", "one JSON object with the fields of an event")
             return
@@ -309,12 +309,12 @@ class CanonicalVerifier:
         Update the entity's state in each view. Logs repeat few distinct steps, so results are cached.
         """
         actor = actor_kind(event.actor)
-        step = (event.from_, event.to, event.trigger, actor, event.severity)
-        key = (event.entity, entity.state_per_view, step, _implied_by(event), _is_recent(event))
-        cached = self._step_cache.get(key)
+        step_fields = (event.from_, event.to, event.trigger, actor, event.severity)
+        cache_key = (event.entity, entity.state_per_view, step_fields, _implied_by(event), _is_recent(event))
+        cached = self._step_cache.get(cache_key)
         if cached is None:
             state_per_view, view_problems = self._project(event, entity.state_per_view)
-            cached = self._step_cache[key] = (state_per_view, (*_step_problems(event, actor), *view_problems))
+            cached = self._step_cache[cache_key] = (state_per_view, (*_step_problems(event, actor), *view_problems))
         entity.state_per_view, problems = cached
         for rule, problem, legal in problems:
             self.flag(rule, f"{event.entity} {entity.id}: {problem}", legal)
@@ -406,30 +406,30 @@ class CanonicalVerifier:
 
     def _check_lease_event(self, event: LeaseEventLine) -> None:
         """Report a lease's line that does not follow its attempt's line immediately or has another content."""
-        pending, self._pending_lease = self._pending_lease, None
-        if pending is None:
+        pending_lease, self._pending_lease = self._pending_lease, None
+        if pending_lease is None:
             self.flag(
                 "MOD-E3", f"lease {event.entity_id} changes without its attempt", "its attempt's event right before"
             )
             return
-        cause, change = pending
+        attempt_event, change = pending_lease
         if (
-            event.seq == cause.seq
-            and event.rev == cause.rev
+            event.seq == attempt_event.seq
+            and event.rev == attempt_event.rev
             and event.to == change.to
             and event.from_ == change.from_
-            and event.at == cause.at
-            and event.actor == cause.actor
-            and event.tenant == cause.tenant
-            and event.run_id == cause.run_id
-            and event.request_id == cause.request_id
+            and event.at == attempt_event.at
+            and event.actor == attempt_event.actor
+            and event.tenant == attempt_event.tenant
+            and event.run_id == attempt_event.run_id
+            and event.request_id == attempt_event.request_id
             and event.metadata.worker_id == change.worker_id
-            and event.entity_id == lease_name(cause.entity_id, change.number)
+            and event.entity_id == lease_name(attempt_event.entity_id, change.number)
             and (event.trigger, event.severity) == LEASE_WORDS.get((change.from_, change.to))
         ):
             return
         legal = f"lease {change.number} of {change.worker_id}, {change.from_} → {change.to}"
-        legal += f", seq {cause.seq}, rev {cause.rev}, and all other fields as in its attempt's event"
+        legal += f", seq {attempt_event.seq}, rev {attempt_event.rev}, and all other fields as in its attempt's event"
         problem = f"lease {event.entity_id} of {event.metadata.worker_id}, {event.from_} → {event.to}"
         problem += f", seq {event.seq}, rev {event.rev} differs from its attempt's event"
         self.flag("MOD-E3", problem, legal)

@@ -37,7 +37,7 @@ class _EventLine(msgspec.Struct, forbid_unknown_fields=True):
 class _TrackedJob:
     status: str | None = None
     owner: str = ""
-    attempt: int = 0
+    attempt_number: int = 0
     rev: int = 0
     at: datetime = EPOCH
     requests: dict[tuple[str, str, str], datetime] = field(default_factory=dict)
@@ -59,11 +59,11 @@ class JobEventsVerifier:
         """Report that the current line breaks a rule, with the problem and the legal alternative as text."""
         self.report.add(self.line_number, rule, problem, legal)
 
-    def feed(self, number: int, raw: bytes) -> None:
+    def feed(self, number: int, raw_event: bytes) -> None:
         """Verify one line."""
         self.line_number = number
         try:
-            event = _decode(raw)
+            event = _decode(raw_event)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.flag("QUE-E1", f"the line cannot be read: {error}", "one JSON object with document 004's fields")
             return
@@ -98,30 +98,30 @@ class JobEventsVerifier:
                 f"from {job.status}",
             )
         if JOB_VIEW.allows(Step(event.from_status, event.to_status, event.type, event.actor)) is None:
-            legal = [
+            legal_transitions = [
                 f"{edge.target} by {edge.triggers[0]}" for edge in JOB_VIEW.edges if edge.source == event.from_status
             ]
             problem = f"job {event.job_id}: {event.from_status} → {event.to_status} by {event.type}"
-            self.flag("QUE-T12", problem, ", ".join(legal) or "nothing: the state is terminal")
+            self.flag("QUE-T12", problem, ", ".join(legal_transitions) or "nothing: the state is terminal")
         if event.at < job.at:
             self.flag("WST-V4", f"{event.at.isoformat()} after {job.at.isoformat()}", "a time that does not go back")
 
     def _check_numbers(self, job: _TrackedJob, event: _EventLine) -> None:
         if event.rev != job.rev + 1:
             self.flag("QUE-R1", f"job {event.job_id} has rev {event.rev} after {job.rev}", f"rev {job.rev + 1}")
-        expected_attempt = job.attempt + (event.type == "claimed")
-        if event.attempt != expected_attempt:
+        expected_attempt_number = job.attempt_number + (event.type == "claimed")
+        if event.attempt != expected_attempt_number:
             rule = "QUE-A1" if event.type == "enqueued" else "QUE-A2" if event.type == "claimed" else "QUE-A3"
             self.flag(
                 rule,
-                f"job {event.job_id} has attempt {event.attempt} after {job.attempt}",
-                f"attempt {expected_attempt}",
+                f"job {event.job_id} has attempt {event.attempt} after {job.attempt_number}",
+                f"attempt {expected_attempt_number}",
             )
-        job.attempt = expected_attempt
+        job.attempt_number = expected_attempt_number
         if event.request_id:
             # The request id of a claim is unique per worker.
-            key = (event.request_id, event.type, event.actor if event.type == "claimed" else "")
-            if job.requests.setdefault(key, event.at) != event.at:
+            request_key = (event.request_id, event.type, event.actor if event.type == "claimed" else "")
+            if job.requests.setdefault(request_key, event.at) != event.at:
                 self.flag(
                     "QUE-C5",
                     f"job {event.job_id} applied request {event.request_id} twice",

@@ -118,7 +118,11 @@ def check_released(verifier: CanonicalVerifier, job: TrackedJob, event: EventLin
                 "every need satisfied",
             )
         else:
-            unfinished_ids = [id for id in job.after if id not in job.run.jobs or not _has_ended(job.run.jobs[id])]
+            unfinished_ids = [
+                predecessor_id
+                for predecessor_id in job.after
+                if predecessor_id not in job.run.jobs or not _has_ended(job.run.jobs[predecessor_id])
+            ]
             verifier.flag(
                 "MOD-D1",
                 f"job {job.id} is {event.to}, but comes after {', '.join(unfinished_ids)}",
@@ -163,8 +167,8 @@ def check_started(verifier: CanonicalVerifier, job: TrackedJob, event: EventLine
         or latest_attempt.state != core_attempt.LEASED
         or metadata.worker_id != latest_attempt.worker_id
     ):
-        state = latest_attempt.state if latest_attempt else "missing"
-        problem = f"job {job.id} is started by {metadata.worker_id} while its attempt is {state}"
+        attempt_state = latest_attempt.state if latest_attempt else "missing"
+        problem = f"job {job.id} is started by {metadata.worker_id} while its attempt is {attempt_state}"
         verifier.flag(
             "STP-S1", problem, f"its attempt LEASED to {latest_attempt.worker_id if latest_attempt else 'a worker'}"
         )
@@ -353,27 +357,29 @@ def check_transaction(verifier: CanonicalVerifier, job: TrackedJob) -> None:
     The state of its latest attempt must fit; it validates only if it has a validation that has not failed; a PENDING
     job waits for another job; the family of a failed job is stopped if the job requires that.
     """
-    state = job.state or ""
-    if job.is_task and state in _ATTEMPT_STATES:
+    job_state = job.state or ""
+    if job.is_task and job_state in _ATTEMPT_STATES:
         latest_attempt = job.latest_attempt
         if (
             latest_attempt is None
-            or latest_attempt.state not in _ATTEMPT_STATES[state]
+            or latest_attempt.state not in _ATTEMPT_STATES[job_state]
             or latest_attempt.id != f"{job.id}.{job.attempt_count}"
         ):
-            problem = f"job {job.id} is {state} and its attempt {latest_attempt.state if latest_attempt else 'missing'}"
-            verifier.flag("ORC-J2", problem, f"attempt {job.attempt_count} {' or '.join(_ATTEMPT_STATES[state])}")
-    if state == core_job.VALIDATING and not job.has_validation:
+            problem = (
+                f"job {job.id} is {job_state} and its attempt {latest_attempt.state if latest_attempt else 'missing'}"
+            )
+            verifier.flag("ORC-J2", problem, f"attempt {job.attempt_count} {' or '.join(_ATTEMPT_STATES[job_state])}")
+    if job_state == core_job.VALIDATING and not job.has_validation:
         verifier.flag(
             "WST-T8", f"job {job.id} stays VALIDATING, but has no validation", "SUCCEEDED in the same transaction"
         )
-    elif state == core_job.VALIDATING and job.latest_attempt is not None and job.latest_attempt.has_failed_verdict:
+    elif job_state == core_job.VALIDATING and job.latest_attempt is not None and job.latest_attempt.has_failed_verdict:
         verifier.flag(
             "WST-T9", f"job {job.id} stays VALIDATING, but a validation rule failed", "FAILED in the same transaction"
         )
-    if state == core_job.PENDING:
+    if job_state == core_job.PENDING:
         _check_pending(verifier, job)
-    if state in core_job.TERMINAL:
+    if job_state in core_job.TERMINAL:
         for dependent in (*job.run.dependents.get(job.id, ()), *job.run.followers.get(job.id, ())):
             _check_pending(verifier, dependent)
     if ends_family(job):

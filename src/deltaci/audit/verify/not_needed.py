@@ -55,8 +55,8 @@ def check_wait(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, m
         run.unserved_at, run.unserved_keys = event.at, frozenset(metadata.queue_keys or ())
     elif event.trigger == core_run.OPTIONAL_WAIT_ENDED:
         if metadata.cause != core_run.WAIT_OVER or run.optional_until is None or event.at < run.optional_until:
-            until = run.optional_until.isoformat() if run.optional_until is not None else "a wait"
-            verifier.flag(RULE, f"run {run.id} ends its wait for optional jobs early", f"{until}, or no worker")
+            until_text = run.optional_until.isoformat() if run.optional_until is not None else "a wait"
+            verifier.flag(RULE, f"run {run.id} ends its wait for optional jobs early", f"{until_text}, or no worker")
         run.optional_until, run.wait_ended_at = None, event.at
 
 
@@ -69,10 +69,10 @@ def _check_begin(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine,
     if run.is_decided != (metadata.job_id is not None) or (job is None) != (metadata.job_id is None):
         problem = f"run {run.id} begins its wait for job {metadata.job_id!r}"
         verifier.flag(RULE, problem, "no job at first, then a job that begins to wait")
-    until = event.at + (run.optional_wait if run.optional_wait is not None else _DEFAULT_WAIT)
-    if metadata.optional_until != until:
-        verifier.flag(RULE, f"run {run.id} waits for optional jobs until another time", until.isoformat())
-    run.is_decided, run.optional_until = True, until
+    expected_until = event.at + (run.optional_wait if run.optional_wait is not None else _DEFAULT_WAIT)
+    if metadata.optional_until != expected_until:
+        verifier.flag(RULE, f"run {run.id} waits for optional jobs until another time", expected_until.isoformat())
+    run.is_decided, run.optional_until = True, expected_until
 
 
 def _check_unserved(verifier: CanonicalVerifier, run: TrackedRun, event: EventLine, metadata: RunMetadata) -> None:

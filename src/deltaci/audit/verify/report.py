@@ -69,20 +69,20 @@ class Report(msgspec.Struct):
 
 
 class RecentIds:
-    """The ids of the entities that ended last, at most `limit`.
+    """The ids of the entities that ended last, at most `max_ids`.
 
     They let a message say that an entity has ended instead of that it was never created.
     """
 
-    def __init__(self, limit: int = 1024) -> None:
-        self._limit = limit
+    def __init__(self, max_ids: int = 1024) -> None:
+        self._max_ids = max_ids
         self._ids: dict[str, None] = {}
 
     def __contains__(self, id: str) -> bool:
         return id in self._ids
 
     def add(self, id: str) -> None:
-        """Add the id. If there are more than `limit`, drop the oldest one."""
+        """Add the id. If there are more than `max_ids`, drop the oldest one."""
         self._ids[id] = None
-        if len(self._ids) > self._limit:
+        if len(self._ids) > self._max_ids:
             del self._ids[next(iter(self._ids))]

@@ -30,7 +30,7 @@ _TERMINAL: Final = {
 }
 
 
-def _expected_severity(kind: str, source: str, target: str) -> str:
+def _expected_severity(kind: str, target: str) -> str:
     if kind == WORKSTREAM and target == "failed":
         return "critical"
     if (kind == TASK and target == "failed") or target == "unresponsive":
@@ -110,11 +110,11 @@ class TransitionsVerifier:
         """Report that the current line breaks a rule, with the problem and the legal alternative as text."""
         self.report.add(self.line_number, rule, problem, legal)
 
-    def feed(self, number: int, raw: bytes) -> None:
+    def feed(self, number: int, raw_event: bytes) -> None:
         """Verify one line."""
         self.line_number = number
         try:
-            event = _decode(raw)
+            event = _decode(raw_event)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.flag("WST-V3", f"the line cannot be read: {error}", "one JSON object with document 003's fields")
             return
@@ -128,8 +128,8 @@ class TransitionsVerifier:
         entity = self.live.get(event.entity_id)
         if entity is None:
             if event.entity_id in self.recent:
-                name = f"{_KIND_NAMES[event.event_type]} {event.entity_id}"
-                problem = f"{name} has ended and goes {event.from_state} → {event.to_state}"
+                entity_name = f"{_KIND_NAMES[event.event_type]} {event.entity_id}"
+                problem = f"{entity_name} has ended and goes {event.from_state} → {event.to_state}"
                 self.flag("WST-TI2", problem, "nothing")
                 return
             entity = self.live[event.entity_id] = _TrackedEntity(
@@ -162,30 +162,36 @@ class TransitionsVerifier:
 
     def _check_transition(self, entity: _TrackedEntity, event: _TransitionLine) -> None:
         kind, view = event.event_type, _VIEWS[event.event_type]
-        name = f"{_KIND_NAMES[kind]} {entity.id}"
+        entity_name = f"{_KIND_NAMES[kind]} {entity.id}"
         if event.from_state != entity.state:
             rule = "WST-TI2" if entity.state in _TERMINAL[kind] else "WST-TI1"
             self.flag(
-                rule, f"{name} is {entity.state} and goes {event.from_state} → {event.to_state}", f"from {entity.state}"
+                rule,
+                f"{entity_name} is {entity.state} and goes {event.from_state} → {event.to_state}",
+                f"from {entity.state}",
             )
         step = Step(event.from_state, event.to_state, event.trigger, "")
         expected_trigger = WORKSTREAM_TRIGGERS.get((event.from_state, event.to_state)) if kind == WORKSTREAM else None
         if view.allows(step) is None:
-            legal = [
+            legal_transitions = [
                 f"{edge.target} by {' or '.join(edge.triggers)}" if edge.triggers else edge.target
                 for edge in view.edges
                 if edge.source == event.from_state
             ]
-            problem = f"{name}: {event.from_state} → {event.to_state} by {event.trigger}"
-            self.flag("WST-V1", problem, ", ".join(legal) or "nothing: the state is terminal")
+            problem = f"{entity_name}: {event.from_state} → {event.to_state} by {event.trigger}"
+            self.flag("WST-V1", problem, ", ".join(legal_transitions) or "nothing: the state is terminal")
         elif expected_trigger is not None and expected_trigger != event.trigger:
-            self.flag("WST-V1", f"{name}: {event.from_state} → {event.to_state} by {event.trigger}", expected_trigger)
+            self.flag(
+                "WST-V1", f"{entity_name}: {event.from_state} → {event.to_state} by {event.trigger}", expected_trigger
+            )
         elif kind == TASK and event.to_state == "cancelled" and event.trigger != "user_cancelled":
-            self.flag("WST-V1", f"{name}: {event.from_state} → cancelled by {event.trigger}", "user_cancelled")
-        severity = _expected_severity(kind, event.from_state, event.to_state)
+            self.flag("WST-V1", f"{entity_name}: {event.from_state} → cancelled by {event.trigger}", "user_cancelled")
+        severity = _expected_severity(kind, event.to_state)
         if event.severity != severity:
             self.flag(
-                "WST-E3", f"{name}: {event.from_state} → {event.to_state} has severity {event.severity}", severity
+                "WST-E3",
+                f"{entity_name}: {event.from_state} → {event.to_state} has severity {event.severity}",
+                severity,
             )
 
     def _check_task(self, task: _TrackedEntity, event: _TransitionLine) -> None:
@@ -197,16 +203,16 @@ class TransitionsVerifier:
             for need_id in metadata.depends_on or () if event.to_state == "queued" else ():
                 needed_task = self.live.get(need_id)
                 if needed_task is None or needed_task.state != "completed":
-                    state = needed_task.state if needed_task else "not started"
-                    problem = f"task {task.id} is queued while {need_id} is {state}"
+                    needed_state = needed_task.state if needed_task else "not started"
+                    problem = f"task {task.id} is queued while {need_id} is {needed_state}"
                     self.flag("WST-TI6", problem, f"{need_id} completed")
-        limit = metadata.max_retries if metadata.max_retries is not None else task.max_retries
-        if task.max_retries is not None and limit != task.max_retries:
-            self.flag("WST-TI4", f"task {task.id} has max_retries {limit}", str(task.max_retries))
+        max_retries = metadata.max_retries if metadata.max_retries is not None else task.max_retries
+        if task.max_retries is not None and max_retries != task.max_retries:
+            self.flag("WST-TI4", f"task {task.id} has max_retries {max_retries}", str(task.max_retries))
         if event.to_state == "retrying":
             task.retries += 1
-            if limit is not None and task.retries > limit:
-                self.flag("WST-TI4", f"task {task.id} starts retry {task.retries}", f"at most {limit}")
+            if max_retries is not None and task.retries > max_retries:
+                self.flag("WST-TI4", f"task {task.id} starts retry {task.retries}", f"at most {max_retries}")
         if metadata.retry_count is not None and metadata.retry_count != task.retries:
             self.flag("WST-TI4", f"task {task.id} counts {metadata.retry_count} retries", str(task.retries))
         if event.from_state == event.to_state == "running":
@@ -265,24 +271,28 @@ class TransitionsVerifier:
             task.worker = None
 
     def _check_workstream_membership(self, task: _TrackedEntity, event: _TransitionLine) -> None:
-        id = event.metadata.workstream_id
-        if not id:
+        workstream_id = event.metadata.workstream_id
+        if not workstream_id:
             return
-        if task.workstream and task.workstream != id:
-            self.flag("WST-WI1", f"task {task.id} moves from workstream {task.workstream} to {id}", task.workstream)
-        task.workstream = id
-        workstream = self.live.get(id)
+        if task.workstream and task.workstream != workstream_id:
+            self.flag(
+                "WST-WI1", f"task {task.id} moves from workstream {task.workstream} to {workstream_id}", task.workstream
+            )
+        task.workstream = workstream_id
+        workstream = self.live.get(workstream_id)
         if workstream is None or workstream.kind != WORKSTREAM:
             if event.to_state != "cancelled":
                 self.flag(
                     "WST-WI1",
-                    f"task {task.id} changes in workstream {id}, which has ended or is unknown",
+                    f"task {task.id} changes in workstream {workstream_id}, which has ended or is unknown",
                     "a live workstream",
                 )
             return
         workstream.tasks[task.id] = task
         if workstream.task_count is not None and len(workstream.tasks) > workstream.task_count:
-            self.flag("WST-WG1", f"workstream {id} has {len(workstream.tasks)} tasks", f"{workstream.task_count}")
+            self.flag(
+                "WST-WG1", f"workstream {workstream_id} has {len(workstream.tasks)} tasks", f"{workstream.task_count}"
+            )
         if workstream.state == "planned":
             self.flag(
                 "WST-WG1", f"task {task.id} changes while its workstream is planned", "a workstream that is ready"
@@ -302,7 +312,7 @@ class TransitionsVerifier:
 
     def _check_workstream(self, workstream: _TrackedEntity, event: _TransitionLine) -> None:
         metadata, tasks = event.metadata, list(workstream.tasks.values())
-        name = f"workstream {workstream.id}"
+        workstream_name = f"workstream {workstream.id}"
         lost_ids = [task.id for task in tasks if task.is_critical and task.state in ("failed", "cancelled")]
         if event.to_state == "ready":
             workstream.task_count = metadata.task_count
@@ -313,16 +323,18 @@ class TransitionsVerifier:
             and metadata.cause in (None, "job_started")
             and not self._has_started_task(workstream)
         ):
-            self.flag("WST-WG2", f"{name} is executing, but no task runs", "a running task")
+            self.flag("WST-WG2", f"{workstream_name} is executing, but no task runs", "a running task")
         if event.to_state in ("validating", "completed"):
             ended_count = sum(task.state in _TERMINAL[TASK] for task in tasks)
             if lost_ids or ended_count != workstream.task_count:
-                problem = f"{name} is {event.to_state} with {ended_count} of {workstream.task_count} tasks ended"
+                problem = (
+                    f"{workstream_name} is {event.to_state} with {ended_count} of {workstream.task_count} tasks ended"
+                )
                 problem += f" and {len(lost_ids)} lost"
                 self.flag("WST-WI2", problem, "every required task completed")
         is_excused = metadata.approval_gate or metadata.reason == "RUN_TIMEOUT" or event.from_state != "executing"
         if event.to_state == "failed" and not lost_ids and not is_excused:
-            self.flag("WST-WG4", f"{name} fails, but no critical task did", "a critical task that failed")
+            self.flag("WST-WG4", f"{workstream_name} fails, but no critical task did", "a critical task that failed")
 
     def _check_worker(self, worker: _TrackedEntity, event: _TransitionLine) -> None:
         metadata = event.metadata
@@ -360,9 +372,9 @@ class TransitionsVerifier:
         if workstream.state in _TERMINAL[WORKSTREAM] and all(
             task.state in _TERMINAL[TASK] for task in workstream.tasks.values()
         ):
-            for id in (*workstream.tasks, workstream.id):
-                self._drop(id)
+            for entity_id in (*workstream.tasks, workstream.id):
+                self._drop(entity_id)
 
-    def _drop(self, id: str) -> None:
-        if self.live.pop(id, None) is not None:
-            self.recent.add(id)
+    def _drop(self, entity_id: str) -> None:
+        if self.live.pop(entity_id, None) is not None:
+            self.recent.add(entity_id)

@@ -229,7 +229,9 @@ def check_transaction(verifier: CanonicalVerifier, worker: TrackedWorker) -> Non
             "BUSY exactly while it holds one",
         )
     if worker.state == core_worker.UNRESPONSIVE:
-        unmarked_ids = [id for id in sorted(worker.attempt_ids) if not _is_marked(verifier.live.get(id))]
+        unmarked_ids = [
+            attempt_id for attempt_id in sorted(worker.attempt_ids) if not _is_marked(verifier.live.get(attempt_id))
+        ]
         if unmarked_ids:
             problem = f"worker {worker.id} is UNRESPONSIVE and holds {', '.join(unmarked_ids)}"
             verifier.flag("WST-KA4", problem, "each of them marked for reassignment")

@@ -35,7 +35,10 @@ async def read_timeline(call: Call) -> wire.Timeline:
 
 def _serialize_phase(phase: timeline.Phase) -> wire.Phase:
     return wire.Phase(
-        phase=phase.name, attempt=phase.attempt, start=to_datetime(phase.start), end=to_optional_datetime(phase.end)
+        phase=phase.name,
+        attempt=phase.attempt_index,
+        start=to_datetime(phase.start),
+        end=to_optional_datetime(phase.end),
     )
 
 
