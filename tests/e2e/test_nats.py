@@ -51,7 +51,7 @@ async def connected(server: NatsServer) -> AsyncIterator[Client]:
 async def consumer(client: Client, key: str = "") -> ConsumerInfo:
     """What NATS knows of a queue."""
     found: ConsumerInfo = await client.jetstream().consumer_info(
-        nats_subjects.stream(TENANT), nats_subjects.consumer(key)
+        nats_subjects.stream(TENANT), nats_subjects.consumer_name(key)
     )
     return found
 

@@ -21,15 +21,15 @@ def decoder(message_type: type[T]) -> Callable[[bytes | str], T]:
     union: Any = message_type | _NoMessage if is_tagged else message_type
     decode = msgspec.json.Decoder(union).decode
 
-    def decode_strictly(data: bytes | str) -> T:
+    def decode_strictly(json_text: bytes | str) -> T:
         try:
             try:
-                message: T = decode(data)
+                decoded_message: T = decode(json_text)
             except msgspec.ValidationError as error:
-                message = _decode_with_integers(data, union, error)
-            if isinstance(message, _NoMessage):
+                decoded_message = _decode_with_integers(json_text, union, error)
+            if isinstance(decoded_message, _NoMessage):
                 raise msgspec.ValidationError("Invalid value - at `$.type`")
-            return message
+            return decoded_message
         except UnicodeDecodeError:
             raise msgspec.DecodeError("it is not UTF-8") from None
         except RecursionError:
@@ -38,16 +38,16 @@ def decoder(message_type: type[T]) -> Callable[[bytes | str], T]:
     return decode_strictly
 
 
-def _decode_with_integers(data: bytes | str, expected_type: Any, error: msgspec.ValidationError) -> Any:
+def _decode_with_integers(json_text: bytes | str, expected_type: Any, error: msgspec.ValidationError) -> Any:
     """Decode again with `2.0` and `2e3` as integers, which they are to JSON Schema; raise `error` if that fails too."""
     try:
-        return msgspec.convert(with_integers(msgspec.json.decode(data)), expected_type)
+        return msgspec.convert(with_integers(msgspec.json.decode(json_text)), expected_type)
     except msgspec.ValidationError:
         raise error from None
 
 
 def with_integers(value: Any) -> Any:
-    """Return a JSON value in which every float with an integral value is an int."""
+    """Return a JSON value in which each float with an integral value of at most 2**53 is an int."""
     match value:
         case float() if value.is_integer() and abs(value) <= 2**53:
             return int(value)

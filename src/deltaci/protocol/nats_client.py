@@ -52,22 +52,22 @@ class NatsAddress(msgspec.Struct, frozen=True):
                 pass
 
 
-def _import_library(name: str, feature: str, install_command: str) -> Any:
+def _import_library(module_name: str, feature: str, install_command: str) -> Any:
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(module_name)
     except ImportError:
         raise ValueError(
-            f"{feature} cannot be used: the library {name!r} is not installed; {install_command}"
+            f"{feature} cannot be used: the library {module_name!r} is not installed; {install_command}"
         ) from None
 
 
 class NatsConnection:
     """Connects to NATS and reconnects for ever. Each new connection is passed to a new call of `serve`."""
 
-    def __init__(self, address: NatsAddress, name: str, inbox: str = "_INBOX") -> None:
+    def __init__(self, address: NatsAddress, connection_name: str, inbox_prefix: str = "_INBOX") -> None:
         self._address = address
-        self._name = name
-        self._inbox = inbox
+        self._name = connection_name
+        self._inbox = inbox_prefix
 
     async def run(self, serve: Callable[[Connection], Awaitable[None]]) -> None:
         """Connect and call `serve` with the connection, again after each disconnection, until cancelled.

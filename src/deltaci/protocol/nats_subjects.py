@@ -44,28 +44,28 @@ def all_dispatches(tenant: str) -> str:
     return f"deltaci.dispatch.{token(tenant)}.>"
 
 
-def queue(tenant: str, key: str) -> str:
+def queue(tenant: str, queue_key: str) -> str:
     """Return the subject pattern that matches every dispatch of one queue of a tenant."""
-    return f"deltaci.dispatch.{token(tenant)}.{token(key)}.*"
+    return f"deltaci.dispatch.{token(tenant)}.{token(queue_key)}.*"
 
 
-def dispatch(tenant: str, key: str, attempt_id: str) -> str:
+def dispatch(tenant: str, queue_key: str, attempt_id: str) -> str:
     """Return the subject of the dispatch message of one attempt.
 
     No other attempt has this subject, and the stream keeps one message per subject, so a repeated dispatch replaces the
     earlier one.
     """
-    return f"deltaci.dispatch.{token(tenant)}.{token(key)}.{token(attempt_id)}"
+    return f"deltaci.dispatch.{token(tenant)}.{token(queue_key)}.{token(attempt_id)}"
 
 
-def consumer(key: str) -> str:
+def consumer_name(key: str) -> str:
     """Return the name of the consumer that all runners of a queue share."""
     return token(key)
 
 
-def next_dispatch(tenant: str, key: str) -> str:
+def next_dispatch(tenant: str, queue_key: str) -> str:
     """Return the subject to which a runner sends a request for the next dispatches of a queue."""
-    return f"$JS.API.CONSUMER.MSG.NEXT.{stream(tenant)}.{consumer(key)}"
+    return f"$JS.API.CONSUMER.MSG.NEXT.{stream(tenant)}.{consumer_name(queue_key)}"
 
 
 def new_queues(tenant: str) -> str:

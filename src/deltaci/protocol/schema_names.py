@@ -12,15 +12,15 @@ import msgspec
 from msgspec import inspect
 
 
-def schema_name(kind: type) -> str:
+def schema_name(struct_type: type) -> str:
     """Return the name of a type in schemas: its own `schema_name`, not an inherited one, or else its class name."""
-    name: str = vars(kind).get("schema_name", kind.__name__)
+    name: str = vars(struct_type).get("schema_name", struct_type.__name__)
     return name
 
 
-def schema(kind: Any) -> dict[str, Any]:
+def schema(value_type: Any) -> dict[str, Any]:
     """Return the JSON Schema of a type as one document, with the schemas of inner structs under `$defs`."""
-    [root_schema], components = schema_components([kind], "#/$defs/{name}")
+    [root_schema], components = schema_components([value_type], "#/$defs/{name}")
     return {**root_schema, "$defs": components} if components else root_schema
 
 
@@ -67,17 +67,21 @@ def structs(kinds: Iterable[inspect.Type]) -> Iterator[type]:
             pending += [inner_type for inner_type in inner_types if isinstance(inner_type, inspect.Type)]
 
 
-def _renamed(schema: Any, new_names: dict[str, str], references: dict[str, str]) -> Any:
+def _renamed(schema: Any, new_name_by_schema: dict[str, str], new_reference_by_reference: dict[str, str]) -> Any:
     """Return a copy of a schema in which titles and references use the new names."""
     if isinstance(schema, list):
-        return [_renamed(element, new_names, references) for element in schema]
+        return [_renamed(element, new_name_by_schema, new_reference_by_reference) for element in schema]
     if not isinstance(schema, dict):
         return schema
-    renamed = {keyword: _renamed(value, new_names, references) for keyword, value in schema.items()}
-    for keyword, renames in (("title", new_names), ("$ref", references)):
+    renamed = {
+        keyword: _renamed(value, new_name_by_schema, new_reference_by_reference) for keyword, value in schema.items()
+    }
+    for keyword, renames in (("title", new_name_by_schema), ("$ref", new_reference_by_reference)):
         if isinstance(renamed.get(keyword), str):
             renamed[keyword] = renames.get(renamed[keyword], renamed[keyword])
     if "discriminator" in renamed and "mapping" in renamed["discriminator"]:
         mapping = renamed["discriminator"]["mapping"]
-        renamed["discriminator"]["mapping"] = {tag: references.get(ref, ref) for tag, ref in mapping.items()}
+        renamed["discriminator"]["mapping"] = {
+            tag: new_reference_by_reference.get(ref, ref) for tag, ref in mapping.items()
+        }
     return renamed

@@ -57,7 +57,7 @@ class DispatchPuller:
         self._tenant = tenant
         self._runner_id = runner_id
         self._queue_keys = {
-            nats_subjects.consumer(queue_key): queue_key for queue_key in nats_subjects.queue_keys(labels)
+            nats_subjects.consumer_name(queue_key): queue_key for queue_key in nats_subjects.queue_keys(labels)
         }
         self._on_cancel = on_cancel
         self._on_connection_change = on_connection_change

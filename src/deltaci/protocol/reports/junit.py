@@ -103,14 +103,14 @@ class _ParsedCase:
 class _Reader:
     """Parser of one report. expat calls the handlers in document order."""
 
-    def __init__(self, file: str, *, has_output: bool = False) -> None:
-        self._file = file
+    def __init__(self, file_name: str, *, has_output: bool = False) -> None:
+        self._file_name = file_name
         self._output: list[str] = []
         self._output_budget = 0
         self._output_count = 0
         self._in_output = False
         self._open_tags: list[str] = []
-        self._suites: list[str] = []
+        self._suite_names: list[str] = []
         self._suite_number = 0
         self._suite_numbers: list[int] = []
         self._case: _ParsedCase | None = None
@@ -142,7 +142,7 @@ class _Reader:
     def _error(self, code: str, problem: str) -> Refused:
         """Return the error for this report, with its file name and the current line."""
         line_number = self._parser.CurrentLineNumber
-        return Refused(code, f"the test report {self._file}, line {line_number}, {problem}")
+        return Refused(code, f"the test report {self._file_name}, line {line_number}, {problem}")
 
     def _on_doctype(self, *_: object) -> None:
         raise self._error("unreadable", "has a document type; write the report without <!DOCTYPE>")
@@ -150,22 +150,22 @@ class _Reader:
     def _on_entity(self, *_: object) -> None:
         raise self._error("unreadable", "defines an entity; write the report without it")
 
-    def _on_start_tag(self, tag: str, attributes: dict[str, str]) -> None:
+    def _on_start_tag(self, tag: str, value_by_attribute: dict[str, str]) -> None:
         tag = tag.rpartition(":")[2]
         if not self._open_tags and tag not in _SUITE_TAGS:
             raise self._error("unreadable", f"begins with <{tag[:80]}>; a JUnit report with <testsuites>, <testsuite>")
         if len(self._open_tags) >= MAX_DEPTH:
             raise self._error("too_large", f"is more than {MAX_DEPTH} elements deep")
-        parent = self._open_tags[-1] if self._open_tags else ""
+        parent_tag = self._open_tags[-1] if self._open_tags else ""
         self._open_tags.append(tag)
         if tag in _SUITE_TAGS:
             self._suite_number += 1
             self._suite_numbers.append(self._suite_number)
-            self._suites.append(attributes.get("name", ""))
+            self._suite_names.append(value_by_attribute.get("name", ""))
         elif tag == "testcase" and self._case is None:
-            self._begin_case(attributes)
-        elif self._case is not None and parent == "testcase":
-            self._apply_outcome(self._case, tag, attributes)
+            self._begin_case(value_by_attribute)
+        elif self._case is not None and parent_tag == "testcase":
+            self._apply_outcome(self._case, tag, value_by_attribute)
             self._in_output = tag in _OUTPUT_TAGS
             if self._in_output and self._output and not self._output[-1].endswith("\n"):
                 self._output.append("\n")
@@ -175,23 +175,23 @@ class _Reader:
             self._output.append(text[: self._output_budget])
             self._output_budget -= len(text)
 
-    def _begin_case(self, attributes: dict[str, str]) -> None:
-        scope = attributes.get("classname") or (self._suites[-1] if self._suites else "")
-        case_name = ".".join(name_part for name_part in (scope, attributes.get("name", "")) if name_part)[
+    def _begin_case(self, value_by_attribute: dict[str, str]) -> None:
+        class_name = value_by_attribute.get("classname") or (self._suite_names[-1] if self._suite_names else "")
+        case_name = ".".join(name_part for name_part in (class_name, value_by_attribute.get("name", "")) if name_part)[
             :MAX_NAME_CHARACTERS
         ]
         case = self._case = _ParsedCase(case_name)
-        case.seconds = _seconds(attributes.get("time", ""))
+        case.seconds = _seconds(value_by_attribute.get("time", ""))
         self._output, self._output_budget = [], MAX_OUTPUT_CHARACTERS
         for attribute in ("status", "result"):
-            attribute_outcome = _STATUS_OUTCOMES.get(attributes.get(attribute, "").lower(), PASSED)
+            attribute_outcome = _STATUS_OUTCOMES.get(value_by_attribute.get(attribute, "").lower(), PASSED)
             if case.outcome == PASSED:
                 case.outcome = attribute_outcome
         # The key is the full name: two names that differ only after truncation are different tests.
-        full_name = f"{scope}\0{attributes.get('name', '')}\0{attributes.get('file', '')}"
+        full_name = f"{class_name}\0{value_by_attribute.get('name', '')}\0{value_by_attribute.get('file', '')}"
         self._case_key = (self._suite_numbers[-1] if self._suite_numbers else 0, full_name)
 
-    def _apply_outcome(self, case: _ParsedCase, tag: str, attributes: dict[str, str]) -> None:
+    def _apply_outcome(self, case: _ParsedCase, tag: str, value_by_attribute: dict[str, str]) -> None:
         if tag in _RETRY_TAGS:
             case.had_failed = True
         elif (outcome := _OUTCOME_TAGS.get(tag)) is not None and (
@@ -200,14 +200,14 @@ class _Reader:
             case.outcome = outcome
             self._message_count += bool(_SEVERITY[outcome])
             if _SEVERITY[outcome] and self._message_count <= MAX_NAMES:  # Later ones are not reported.
-                case.message = attributes.get("message", "")[:MAX_MESSAGE_CHARACTERS]
+                case.message = value_by_attribute.get("message", "")[:MAX_MESSAGE_CHARACTERS]
 
     def _on_end_tag(self, tag: str) -> None:
         tag = tag.rpartition(":")[2]
         self._open_tags.pop()
         self._in_output = False
         if tag in _SUITE_TAGS:
-            self._suites.pop()
+            self._suite_names.pop()
             self._suite_numbers.pop()
         elif tag == "testcase" and self._case is not None and "testcase" not in self._open_tags:
             self._end_case(self._case)
@@ -278,8 +278,8 @@ def _parse_reports(
 ) -> list[_ParsedCase]:
     """Return the tests of all reports, in order; handle malformed reports like `read`."""
     cases: list[_ParsedCase] = []
-    for file, report_bytes in reports:
-        report_reader = _Reader(file, has_output=has_output)
+    for file_name, report_bytes in reports:
+        report_reader = _Reader(file_name, has_output=has_output)
         try:
             report_reader.read(report_bytes)
         except Refused as refused:
@@ -289,7 +289,7 @@ def _parse_reports(
             continue
         cases.extend(report_reader.cases.values())
         if len(cases) > MAX_TESTS:
-            raise Refused("too_large", f"the test report {file} is one too many: more than {MAX_TESTS} tests")
+            raise Refused("too_large", f"the test report {file_name} is one too many: more than {MAX_TESTS} tests")
     return cases
 
 

@@ -16,11 +16,11 @@ MAX_DETAILS_CHARS: Final = 2000
 
 def describe_result(result: RuleResult) -> str:
     """Return the result of one validation rule as one line of text."""
-    name = plain_line(result.rule, MAX_TEXT_CHARS)
+    rule_name = plain_line(result.rule, MAX_TEXT_CHARS)
     if result.is_passed:
-        return f"rule {name}: holds"
+        return f"rule {rule_name}: holds"
     actual, expected = plain_line(result.actual, MAX_TEXT_CHARS), plain_line(result.expected, MAX_TEXT_CHARS)
-    return f"rule {name}: found {actual or 'nothing'}, wanted {expected or 'it to hold'}"
+    return f"rule {rule_name}: found {actual or 'nothing'}, wanted {expected or 'it to hold'}"
 
 
 def describe_failed(results: Iterable[RuleResult]) -> str:

@@ -245,7 +245,7 @@ class Dispatcher:
         await stream.add_consumer(
             nats_subjects.stream(tenant),
             api.ConsumerConfig(
-                durable_name=nats_subjects.consumer(queue_key),
+                durable_name=nats_subjects.consumer_name(queue_key),
                 filter_subject=nats_subjects.queue(tenant, queue_key),
                 ack_policy=api.AckPolicy.EXPLICIT,
                 ack_wait=ACK_SECONDS,
