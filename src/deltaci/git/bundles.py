@@ -30,17 +30,17 @@ SIGNATURES: Final = (b"# v2 git bundle\n", b"# v3 git bundle\n")
 _LOW_MEMORY_CONFIG: Final = "[core]\n\tpackedGitLimit = 512m\n\tpackedGitWindowSize = 32m\n[pack]\n\tthreads = 1\n"
 
 
-def pack_offset(bundle: BinaryIO) -> int:
+def pack_offset(bundle_file: BinaryIO) -> int:
     """Return the number of bytes before the pack in an open bundle.
 
     Raises `GitFailed` for another format, an endless header, or a bundle that leaves objects out.
     """
-    signature = bundle.readline(MAX_HEADER_BYTES)
+    signature = bundle_file.readline(MAX_HEADER_BYTES)
     if signature not in SIGNATURES:
         raise GitFailed("the file is not a git bundle of version 2 or 3")
     header_bytes = len(signature)
     while True:
-        header_line = bundle.readline(MAX_HEADER_BYTES)
+        header_line = bundle_file.readline(MAX_HEADER_BYTES)
         header_bytes += len(header_line)
         if not header_line.endswith(b"\n") or header_bytes > MAX_HEADER_BYTES:
             raise GitFailed("the header of the bundle has no end")
@@ -51,19 +51,19 @@ def pack_offset(bundle: BinaryIO) -> int:
 
 
 async def import_bundle(
-    mirror: Mirror, bundle: Path, commit: str, start_commit: str, max_bytes: int = MAX_BUNDLE_BYTES
+    mirror: Mirror, bundle_path: Path, commit: str, start_commit: str, max_bytes: int = MAX_BUNDLE_BYTES
 ) -> None:
     """Move the objects of a bundle into the mirror if they include the commit and it descends from `start_commit`.
 
     Raises `GitFailed` otherwise, or if the bundle has more than `max_bytes`, and then leaves the mirror unchanged.
     """
-    bundle_bytes = bundle.stat().st_size
+    bundle_bytes = bundle_path.stat().st_size
     if bundle_bytes > max_bytes:
         raise GitFailed(f"the bundle has {bundle_bytes:,} bytes; expected at most {max_bytes:,}")
     async with _quarantine(mirror) as quarantine_folder:
         index_arguments = ("index-pack", "--stdin", "--fix-thin", "--strict", f"--max-input-size={max_bytes}")
-        with bundle.open("rb", buffering=0) as pack:
-            pack.seek(_pack_offset_of_file(bundle))
+        with bundle_path.open("rb", buffering=0) as pack:
+            pack.seek(_pack_offset_of_file(bundle_path))
             await mirror.git.run(
                 index_arguments,
                 git_dir=quarantine_folder,
@@ -87,22 +87,24 @@ def not_a_descendant(commit: str, start_commit: str) -> GitFailed:
     return GitFailed(f"the commit {commit} does not descend from {start_commit}, where its task started")
 
 
-def _pack_offset_of_file(bundle: Path) -> int:
-    with bundle.open("rb") as file:
-        return pack_offset(file)
+def _pack_offset_of_file(bundle_path: Path) -> int:
+    with bundle_path.open("rb") as bundle_file:
+        return pack_offset(bundle_file)
 
 
 @asynccontextmanager
 async def _quarantine(mirror: Mirror) -> AsyncIterator[Path]:
     """Create an empty repository that can read the mirror's objects; remove it at the end of the context."""
-    parent = mirror.folder.parent
-    parent.mkdir(parents=True, exist_ok=True)  # Without a mirror, index-pack fails for the missing base objects.
-    await asyncio.to_thread(_remove_leftovers, parent)
-    quarantine_folder = Path(tempfile.mkdtemp(prefix=QUARANTINE_PREFIX, dir=parent))
+    mirrors_folder = mirror.folder.parent
+    mirrors_folder.mkdir(
+        parents=True, exist_ok=True
+    )  # Without a mirror, index-pack fails for the missing base objects.
+    await asyncio.to_thread(_remove_leftovers, mirrors_folder)
+    quarantine_folder = Path(tempfile.mkdtemp(prefix=QUARANTINE_PREFIX, dir=mirrors_folder))
     try:
         await mirror.git.run(["init", "--quiet", "--bare", "--template=", str(quarantine_folder)])
-        with (quarantine_folder / "config").open("a", encoding="utf-8") as config:
-            config.write(_LOW_MEMORY_CONFIG)
+        with (quarantine_folder / "config").open("a", encoding="utf-8") as config_file:
+            config_file.write(_LOW_MEMORY_CONFIG)
         alternates_file = quarantine_folder / "objects" / "info" / "alternates"
         alternates_file.parent.mkdir(exist_ok=True)
         alternates_file.write_text(f"{mirror.folder / 'objects'}\n", encoding="utf-8")
@@ -111,11 +113,11 @@ async def _quarantine(mirror: Mirror) -> AsyncIterator[Path]:
         await asyncio.to_thread(shutil.rmtree, quarantine_folder, ignore_errors=True)
 
 
-def _move_packs(source: Path, target: Path) -> None:
+def _move_packs(source_folder: Path, target_folder: Path) -> None:
     """Move all packs with their indexes. Git uses a pack as soon as its index exists, so the index is moved last."""
-    target.mkdir(parents=True, exist_ok=True)
-    for file in sorted(source.glob("pack-*"), key=lambda path: path.suffix == ".idx"):
-        os.replace(file, target / file.name)
+    target_folder.mkdir(parents=True, exist_ok=True)
+    for pack_file in sorted(source_folder.glob("pack-*"), key=lambda path: path.suffix == ".idx"):
+        os.replace(pack_file, target_folder / pack_file.name)
 
 
 def _remove_leftovers(folder: Path) -> None:

@@ -184,9 +184,15 @@ class Git:
         input: bytes | BinaryIO = b"",
         max_memory_bytes: int = 0,
     ) -> process.ProcessResult:
+        """Run git with limits and return its result.
+
+        Raise `GitFailed` if it does not start, takes too long or prints too much.
+        """
         argv = ["git", *(["--git-dir", str(git_dir)] if git_dir is not None else []), *args]
         limit_by_option = {"f": self.profile.max_file_bytes // 512, "v": max_memory_bytes // 1024}
-        ulimit_commands = [f"ulimit -{option} {limit} && " for option, limit in limit_by_option.items() if limit]
+        ulimit_commands = [
+            f"ulimit -{ulimit_option} {limit} && " for ulimit_option, limit in limit_by_option.items() if limit
+        ]
         if ulimit_commands:  # A shell limits the size of files and its memory, and then replaces itself by git.
             argv = ["sh", "-c", f'{"".join(ulimit_commands)}exec "$@"', "git", *argv]
         timeout_seconds = timeout_seconds or self.profile.command_seconds
@@ -248,11 +254,11 @@ def environment(profile: GitProfile, remote: GitRemote | None) -> dict[str, str]
         "GIT_LFS_SKIP_SMUDGE": "1",
         "GIT_ALLOW_PROTOCOL": ":".join(remote.protocols) if remote is not None else "file",
     }
-    settings = SETTINGS | profile.settings
+    value_by_setting = SETTINGS | profile.settings
     if remote is not None:
-        settings |= _remote_settings(remote, env)
-    env["GIT_CONFIG_COUNT"] = str(len(settings))
-    for setting_index, (setting_name, value) in enumerate(settings.items()):
+        value_by_setting |= _remote_settings(remote, env)
+    env["GIT_CONFIG_COUNT"] = str(len(value_by_setting))
+    for setting_index, (setting_name, value) in enumerate(value_by_setting.items()):
         env[f"GIT_CONFIG_KEY_{setting_index}"], env[f"GIT_CONFIG_VALUE_{setting_index}"] = setting_name, value
     return env
 
@@ -265,11 +271,11 @@ def _remote_settings(remote: GitRemote, env: dict[str, str]) -> Mapping[str, str
         if not remote.known_hosts_file and "HOME" in os.environ:
             env["HOME"] = os.environ["HOME"]
         return {}
-    settings = {}
+    value_by_setting = {}
     resolved_host = remote.resolved
     if resolved_host is not None and resolved_host.ips != (resolved_host.host,):
         joined_ips = ",".join(f"[{ip}]" if ":" in ip else ip for ip in resolved_host.ips)
-        settings["http.curloptResolve"] = f"{resolved_host.host}:{resolved_host.port}:{joined_ips}"
+        value_by_setting["http.curloptResolve"] = f"{resolved_host.host}:{resolved_host.port}:{joined_ips}"
     if remote.credential and remote.protocol in (HTTP, HTTPS):
         user_or_token, separator, password = remote.credential.strip().partition(":")
         env["DELTACI_USER"], env["DELTACI_PASSWORD"] = (
@@ -277,8 +283,8 @@ def _remote_settings(remote: GitRemote, env: dict[str, str]) -> Mapping[str, str
         )
         # Only for this host: a submodule or a redirect may lead to another one.
         host = urlsplit(remote.url).netloc.rpartition("@")[2]
-        settings[f"credential.{remote.protocol}://{host}.helper"] = CREDENTIAL_HELPER
-    return settings
+        value_by_setting[f"credential.{remote.protocol}://{host}.helper"] = CREDENTIAL_HELPER
+    return value_by_setting
 
 
 def _ssh_options(remote: GitRemote) -> list[str]:

@@ -39,9 +39,9 @@ class Signature(msgspec.Struct, frozen=True):
 class MergeConflict(Exception):
     """Two commits cannot be merged; `paths` are the conflicting files."""
 
-    def __init__(self, paths: Sequence[str]) -> None:
-        super().__init__(f"conflicts in {', '.join(paths)}")
-        self.paths = tuple(paths)
+    def __init__(self, conflicting_paths: Sequence[str]) -> None:
+        super().__init__(f"conflicts in {', '.join(conflicting_paths)}")
+        self.paths = tuple(conflicting_paths)
 
 
 class BranchMoved(Exception):
@@ -74,14 +74,14 @@ class CommitBuilder:
 
     async def commits_between(self, base: str, head: str) -> list[str]:
         """Return the commits that `head` has and `base` has not, oldest first."""
-        output = await self._run_git("rev-list", "--reverse", "--topo-order", head, f"^{base}", "--")
-        return output.decode().split()
+        rev_list_output = await self._run_git("rev-list", "--reverse", "--topo-order", head, f"^{base}", "--")
+        return rev_list_output.decode().split()
 
     # -- commits
 
-    async def merge_trees(self, ours: str, theirs: str) -> str:
+    async def merge_trees(self, our_commit: str, their_commit: str) -> str:
         """Merge two commits and return the hash of the resulting tree. Raise `MergeConflict` if they conflict."""
-        merge_arguments = ("merge-tree", "--write-tree", "--no-messages", "-z", ours, theirs)
+        merge_arguments = ("merge-tree", "--write-tree", "--no-messages", "-z", our_commit, their_commit)
         try:
             exit_code, output = await self._git.run_with_exit_code(
                 merge_arguments, git_dir=self.mirror.folder, exit_codes=(0, 1)
@@ -100,11 +100,16 @@ class CommitBuilder:
         return tree_bytes.decode()
 
     async def commit(
-        self, tree: str, parents: Sequence[str], message: str, committer: Signature, author: Signature | None = None
+        self,
+        tree_hash: str,
+        parents: Sequence[str],
+        message: str,
+        committer: Signature,
+        author: Signature | None = None,
     ) -> str:
         """Create a commit and return its hash. The author is the committer unless given."""
         signatures = [f"author {_format_signature(author or committer)}", f"committer {_format_signature(committer)}"]
-        header_lines = [f"tree {tree}", *(f"parent {parent}" for parent in parents), *signatures]
+        header_lines = [f"tree {tree_hash}", *(f"parent {parent}" for parent in parents), *signatures]
         commit_object = "\n".join((*header_lines, "", message.strip().replace("\0", ""), ""))
         hash_arguments = ("hash-object", "-t", "commit", "-w", "--stdin")
         return (await self._run_git(*hash_arguments, input=commit_object.encode())).decode().strip()
@@ -146,14 +151,14 @@ class CommitBuilder:
                 await self.tree_of(rebased_commit), (artificial_parent,), "ours", committer
             )
             artificial_theirs = await self.commit(await self.tree_of(commit), (artificial_parent,), "theirs", committer)
-            tree = await self.merge_trees(artificial_ours, artificial_theirs)
-            if tree != await self.tree_of(rebased_commit):
-                rebased_commit = await self._copy_commit(commit, tree, rebased_commit, committer)
+            tree_hash = await self.merge_trees(artificial_ours, artificial_theirs)
+            if tree_hash != await self.tree_of(rebased_commit):
+                rebased_commit = await self._copy_commit(commit, tree_hash, rebased_commit, committer)
         if has_merges and await self.tree_of(rebased_commit) != await self.merge_trees(base, head):
             raise MergeConflict([f"{head[:12]}: its merges cannot be rebased one by one; use merge or squash"])
         return rebased_commit
 
-    async def _copy_commit(self, commit: str, tree: str, parent: str, committer: Signature) -> str:
+    async def _copy_commit(self, commit: str, tree_hash: str, parent_commit: str, committer: Signature) -> str:
         """Create a copy of a commit with another tree, parent and committer, and return its hash."""
         original_text = (await self._run_git("cat-file", "commit", commit)).decode("utf-8", "surrogateescape")
         header, _, message = original_text.partition("\n\n")
@@ -161,7 +166,7 @@ class CommitBuilder:
         encoding_lines = [header_line for header_line in header.split("\n") if header_line.startswith("encoding ")]
         committer_line = f"committer {_format_signature(committer)}"
         commit_object = "\n".join(
-            (f"tree {tree}", f"parent {parent}", author_line, committer_line, *encoding_lines, "", message)
+            (f"tree {tree_hash}", f"parent {parent_commit}", author_line, committer_line, *encoding_lines, "", message)
         )
         hash_arguments = ("hash-object", "-t", "commit", "-w", "--stdin")
         return (
@@ -172,27 +177,33 @@ class CommitBuilder:
 
     # -- refs and bundles
 
-    async def set_ref(self, name: str, commit: str) -> None:
+    async def set_ref(self, ref_name: str, commit: str) -> None:
         """Point an internal ref of the mirror to a commit, so that git does not remove the commit."""
-        await self._run_git("update-ref", f"{INTERNAL_REFS}{name}", commit)
+        await self._run_git("update-ref", f"{INTERNAL_REFS}{ref_name}", commit)
 
-    async def delete_ref(self, name: str) -> None:
+    async def delete_ref(self, ref_name: str) -> None:
         """Delete an internal ref of the mirror."""
-        await self._run_git("update-ref", "-d", f"{INTERNAL_REFS}{name}")
+        await self._run_git("update-ref", "-d", f"{INTERNAL_REFS}{ref_name}")
 
-    async def write_bundle(self, commit: str, excluded_commits: Sequence[str], file: Path) -> None:
+    async def write_bundle(self, commit: str, excluded_commits: Sequence[str], bundle_path: Path) -> None:
         """Write a bundle with the commits that are in the history of `commit`, but not of the excluded ones."""
         temporary_ref = f"{INTERNAL_REFS}bundles/{secrets.token_hex(8)}"
         await self._run_git("update-ref", temporary_ref, commit)  # `git bundle` accepts only refs.
         try:
             exclusions = (f"^{excluded_commit}" for excluded_commit in excluded_commits)
             await self._run_git(
-                "bundle", "create", "--quiet", str(file), temporary_ref, *exclusions, timeout_seconds=FETCH_SECONDS
+                "bundle",
+                "create",
+                "--quiet",
+                str(bundle_path),
+                temporary_ref,
+                *exclusions,
+                timeout_seconds=FETCH_SECONDS,
             )
         finally:
             await self._run_git("update-ref", "-d", temporary_ref)
 
-    async def import_bundle(self, file: Path, commit: str, start_commit: str) -> None:
+    async def import_bundle(self, bundle_path: Path, commit: str, start_commit: str) -> None:
         """Import a commit that descends from `start_commit` from the bundle of a job, unless the mirror has it.
 
         Raises `GitFailed` if the bundle is invalid, does not contain the commit, or the commit does not descend from
@@ -201,7 +212,7 @@ class CommitBuilder:
         if not is_commit(commit):
             raise GitFailed(f"{commit[:80]!r} is not the full name of a commit")
         if not await self.mirror.has_commit(commit):
-            await import_bundle(self.mirror, file, commit, start_commit)
+            await import_bundle(self.mirror, bundle_path, commit, start_commit)
         elif not await self.mirror.is_ancestor(start_commit, commit):
             raise not_a_descendant(commit, start_commit)
 

@@ -25,8 +25,8 @@ def parse_changed_paths(raw_diff: str) -> frozenset[str] | None:
         return None  # The output was truncated; a missing path may be the one that matters.
     paths: set[str] = set()
     field_iterator = iter(raw_diff[:-1].split("\0"))
-    for header in field_iterator:
-        header_match = _HEADER.fullmatch(header)
+    for header_field in field_iterator:
+        header_match = _HEADER.fullmatch(header_field)
         if header_match is None:
             return None
         old_mode, new_mode, status = header_match.groups()

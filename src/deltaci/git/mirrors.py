@@ -37,8 +37,8 @@ STALE_LOCK_SECONDS: Final = 2 * FETCH_SECONDS  # No git process of this server r
 REGULAR_FILE_MODES: Final = ("100644", "100755")
 
 
-class Repository(Protocol):
-    """A project as the mirrors need it: the repository's URL, and the name of the secret with its credential."""
+class MirroredProject(Protocol):
+    """A project whose repository is mirrored. `name` is the project's name, `credential` the name of the secret."""
 
     @property
     def tenant(self) -> str: ...
@@ -82,14 +82,14 @@ class Mirrors:
         self._read_secret = read_secret
         self._locks: dict[str, asyncio.Lock] = {}
 
-    def for_project(self, project: Repository) -> Mirror:
+    def for_project(self, project: MirroredProject) -> Mirror:
         """Return the mirror of a project. Another tenant, project or URL has another mirror."""
         mirror_id = blake2b(f"{project.tenant}\n{project.name}\n{project.url}".encode(), digest_size=16).hexdigest()
         lock = self._locks.setdefault(mirror_id, asyncio.Lock())
         return Mirror(self, project, self.folder / f"{mirror_id}.git", lock)
 
     @asynccontextmanager
-    async def open_remote(self, project: Repository) -> AsyncIterator[GitRemote]:
+    async def open_remote(self, project: MirroredProject) -> AsyncIterator[GitRemote]:
         """Yield how to reach a project's repository: its URL, the IP addresses of its host, and the credential.
 
         An SSH key is in a file only until the context ends. Raises `Refused` for a URL that the policy does not allow,
@@ -127,7 +127,7 @@ class Mirrors:
 class Mirror(BareRepository):
     """The mirror of one project's repository. A commit is fetched when it is first needed, and stays."""
 
-    def __init__(self, mirrors: Mirrors, project: Repository, folder: Path, lock: asyncio.Lock) -> None:
+    def __init__(self, mirrors: Mirrors, project: MirroredProject, folder: Path, lock: asyncio.Lock) -> None:
         super().__init__(mirrors.git, folder)
         self._mirrors = mirrors
         self._project = project
@@ -141,18 +141,20 @@ class Mirror(BareRepository):
 
     async def ls_remote(self) -> RemoteRefs:
         """Return HEAD, branches and tags of the remote repository. An annotated tag is reported with its commit."""
-        async with self.open_remote() as remote:
-            git_arguments = ["ls-remote", "--symref", "--", remote.url, "HEAD", "refs/heads/*", "refs/tags/*"]
-            output = await self.git.run(git_arguments, remote=remote, timeout_seconds=LS_REMOTE_SECONDS)
+        async with self.open_remote() as git_remote:
+            git_arguments = ["ls-remote", "--symref", "--", git_remote.url, "HEAD", "refs/heads/*", "refs/tags/*"]
+            output = await self.git.run(git_arguments, remote=git_remote, timeout_seconds=LS_REMOTE_SECONDS)
         default_ref, commit_by_ref = "", dict[str, str]()
         for line in output.decode("utf-8", "replace").splitlines():
-            target_or_commit, _, ref = line.partition("\t")
-            if target_or_commit.startswith("ref: ") and ref == "HEAD":
+            target_or_commit, _, ref_name = line.partition("\t")
+            if target_or_commit.startswith("ref: ") and ref_name == "HEAD":
                 default_ref = target_or_commit.removeprefix("ref: ")
-            elif ref.endswith("^{}"):
-                commit_by_ref[ref.removesuffix("^{}")] = target_or_commit  # The commit that an annotated tag points to.
-            elif is_ref(ref) and is_commit(target_or_commit):
-                commit_by_ref[ref] = target_or_commit
+            elif ref_name.endswith("^{}"):
+                commit_by_ref[ref_name.removesuffix("^{}")] = (
+                    target_or_commit  # The commit that an annotated tag points to.
+                )
+            elif is_ref(ref_name) and is_commit(target_or_commit):
+                commit_by_ref[ref_name] = target_or_commit
         return RemoteRefs(default_ref, commit_by_ref)
 
     async def remote_commit(self, ref: str) -> str:
@@ -321,7 +323,7 @@ def _mirror_ref(ref: str) -> str:
 def _pack_bytes_and_count(folder: Path) -> tuple[int, int]:
     """Return the total size and the number of a repository's packs."""
     try:
-        packs = [file for file in (folder / "objects" / "pack").iterdir() if file.suffix == ".pack"]
+        packs = [pack_path for pack_path in (folder / "objects" / "pack").iterdir() if pack_path.suffix == ".pack"]
         return sum(pack.stat().st_size for pack in packs), len(packs)
     except OSError:
         return 0, 0

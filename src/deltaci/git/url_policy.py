@@ -84,14 +84,15 @@ def parse_url(url: str, policy: UrlPolicy) -> RepositoryUrl:
     return _parse_remote(url, url_parts, port)
 
 
-def _parse_local(url: str, path: str, policy: UrlPolicy) -> RepositoryUrl:
+def _parse_local(url: str, folder_path: str, policy: UrlPolicy) -> RepositoryUrl:
     _check_protocol(url, FILE, policy)
-    if not path.startswith("/") or urlsplit(url).netloc or ".." in path.split("/"):
+    if not folder_path.startswith("/") or urlsplit(url).netloc or ".." in folder_path.split("/"):
         raise _refused_url(url, "expected the absolute path of a folder, e.g. file:///srv/git/name.git")
-    return RepositoryUrl(url=f"file://{path}", protocol=FILE)
+    return RepositoryUrl(url=f"file://{folder_path}", protocol=FILE)
 
 
 def _parse_remote(url: str, url_parts: SplitResult, port: int | None) -> RepositoryUrl:
+    """Return the parsed URL of a remote repository. Raise `Refused` if a part of it is not allowed."""
     host = (url_parts.hostname or "").lower()
     if not _HOST.fullmatch(host):
         raise _refused_url(url, "its host is not a valid host name")
@@ -138,6 +139,7 @@ async def resolve_host(repository_url: RepositoryUrl, policy: UrlPolicy) -> Reso
 
 
 async def _resolve_ips(repository_url: RepositoryUrl) -> list[str]:
+    """Return the IP addresses of the URL's host. Raise `UnresolvedHostError` if it has none."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(RESOLVE_SECONDS):
