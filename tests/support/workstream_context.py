@@ -66,7 +66,7 @@ class StandIn:
         )
         await self.records.kept.add(tenant, id, made)
         source = wire.Source(url="https://127.0.0.1/shop.git", commit=BASE)
-        specs = compile_jobs(stream, id=id, source=source, branch=made.branch)
+        specs = compile_jobs(stream, workstream_id=id, source=source, branch=made.branch)
         origin = Origin(
             project=made.project, branch=made.base, commit=BASE, title=stream.title, workstream=stream.workstream
         )

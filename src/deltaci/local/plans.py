@@ -152,7 +152,7 @@ def _plan_pipeline(
     if not is_triggered:
         return PlannedPipeline(**common, reason=trigger_reason)
     matrix = {name: (value,) for name, value in request.matrix.items()}
-    compiled = plan_file(file, change, diff, source, requested_jobs=request.jobs, matrix=matrix)
+    compiled = plan_file(file, change, diff, source, requested_jobs=request.jobs, values_by_axis=matrix)
     notes = tuple(problem for problem in compiled.problems if problem.is_warning)
     return PlannedPipeline(
         **common,

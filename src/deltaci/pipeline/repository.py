@@ -64,49 +64,56 @@ class ChangedPaths(Struct, frozen=True):
 def pipeline_files(paths: Collection[str]) -> tuple[str, ...]:
     """Return the paths of the Delta CI files or, if there are none, of the GitHub workflows; sorted, at most 200."""
     for _, pattern in _KINDS:
-        files = sorted(path for path in paths if pattern.fullmatch(path))
-        if files:
-            return tuple(files[:MAX_FILES])
+        file_paths = sorted(path for path in paths if pattern.fullmatch(path))
+        if file_paths:
+            return tuple(file_paths[:MAX_FILES])
     return ()
 
 
-def paths_to_read(paths: Collection[str], files: Collection[str]) -> tuple[str, ...]:
+def paths_to_read(paths: Collection[str], pipeline_paths: Collection[str]) -> tuple[str, ...]:
     """Return the paths of the files whose contents `parse_pipelines` needs.
 
-    `paths` are all files of the repository, `files` its pipeline files.
+    `paths` are all files of the repository, `pipeline_paths` its pipeline files.
     """
-    if not files:
+    if not pipeline_paths:
         return files_to_read(paths)
     actions: list[str] = []
-    if any(_kind(file) == "github" for file in files):
+    if any(_kind(file) == "github" for file in pipeline_paths):
         actions = [path for path in paths if path.rpartition("/")[2] in ACTION_FILES]
-    return (*files, *actions[:MAX_ACTIONS])
+    return (*pipeline_paths, *actions[:MAX_ACTIONS])
 
 
 def parse_pipelines(
-    paths: Collection[str], files: Collection[str], contents: Mapping[str, bytes]
+    paths: Collection[str], pipeline_paths: Collection[str], content_by_path: Mapping[str, bytes]
 ) -> list[PipelineFile]:
     """Parse pipeline files or, if there are none, detect a pipeline.
 
-    `paths` are all files of the repository, `files` its pipeline files. `contents` has the files of `paths_to_read`,
-    except files of more than `MAX_FILE_BYTES`. Raise `Refused` if no job can be detected with certainty.
+    `paths` are all files of the repository, `pipeline_paths` its pipeline files. `content_by_path` has the files of
+    `paths_to_read`, except files of more than `MAX_FILE_BYTES`. Raise `Refused` if no job can be detected with
+    certainty.
     """
-    texts = {path: content.decode("utf-8", "replace") for path, content in contents.items()}
-    if not files:
+    text_by_path = {path: content.decode("utf-8", "replace") for path, content in content_by_path.items()}
+    if not pipeline_paths:
         return [
-            PipelineFile(kind="discovered", result=ParseResult(file=DISCOVERED, pipeline=detect_pipeline(paths, texts)))
+            PipelineFile(
+                kind="discovered", result=ParseResult(file=DISCOVERED, pipeline=detect_pipeline(paths, text_by_path))
+            )
         ]
-    return [_parse_file(file, contents.get(file), texts) for file in files]
+    return [_parse_file(file, content_by_path.get(file), text_by_path) for file in pipeline_paths]
 
 
-def _parse_file(path: str, content: bytes | None, texts: Mapping[str, str]) -> PipelineFile:
+def _parse_file(file_path: str, content: bytes | None, text_by_path: Mapping[str, str]) -> PipelineFile:
     if content is None:
         expected = f"expected at most {MAX_FILE_BYTES:,} bytes"
-        size_problem = Problem(file=path, line=1, column=1, found="it is too large", expected=expected)
-        return PipelineFile(kind="own", result=ParseResult(file=path, pipeline=None, problems=(size_problem,)))
-    kind = _kind(path)
-    result = github.parse_workflow(content, path, texts) if kind == "github" else parse_pipeline(content, path)
-    return PipelineFile(kind=kind, result=result, text=texts[path])
+        size_problem = Problem(file=file_path, line=1, column=1, found="it is too large", expected=expected)
+        return PipelineFile(kind="own", result=ParseResult(file=file_path, pipeline=None, problems=(size_problem,)))
+    kind = _kind(file_path)
+    result = (
+        github.parse_workflow(content, file_path, text_by_path)
+        if kind == "github"
+        else parse_pipeline(content, file_path)
+    )
+    return PipelineFile(kind=kind, result=result, text=text_by_path[file_path])
 
 
 def _kind(path: str) -> Kind:
@@ -114,7 +121,7 @@ def _kind(path: str) -> Kind:
     return next((kind for kind, pattern in _KINDS if pattern.fullmatch(path)), "own")
 
 
-def check_file_triggers(file: PipelineFile, change: Change, changed: Collection[str] | None) -> TriggerCheck:
+def check_file_triggers(file: PipelineFile, change: Change, changed_paths: Collection[str] | None) -> TriggerCheck:
     """Check whether a change starts the pipeline of a file.
 
     It starts an invalid pipeline, so that a run displays its problems.
@@ -123,7 +130,7 @@ def check_file_triggers(file: PipelineFile, change: Change, changed: Collection[
         return TriggerCheck(
             True, f"it has {len(select_errors(file.result.problems))} problems, so its triggers are unknown"
         )
-    return check_triggers(file.result.pipeline, change, changed)
+    return check_triggers(file.result.pipeline, change, changed_paths)
 
 
 def plan_file(
@@ -135,7 +142,7 @@ def plan_file(
     run_id: str = "",
     fork_role: str = "",
     requested_jobs: Sequence[str] = (),
-    matrix: Mapping[str, Collection[str]] | None = None,
+    values_by_axis: Mapping[str, Collection[str]] | None = None,
     contents: Mapping[str, str] | None = None,
 ) -> CompileResult:
     """Compile the plan of a pipeline file for a change.
@@ -153,7 +160,7 @@ def plan_file(
         run_id=run_id,
         grants_mentioned_secrets=file.kind == "github",  # As on GitHub, where no job declares them.
         requested_jobs=requested_jobs,
-        matrix=matrix,
+        matrix=values_by_axis,
         contents=contents,
     )
     if compiled.plan is None or not change.is_fork:

@@ -70,7 +70,9 @@ def merged() -> Workstream:
 def specs() -> tuple[JobSpec, ...]:
     """Its tasks, as they are planned."""
     asked = msgspec.convert(SPEC, model.Workstream)
-    return compile_jobs(asked, id=ID, source=Source(url="https://example.org/shop.git", commit=BASE), branch="ws/login")
+    return compile_jobs(
+        asked, workstream_id=ID, source=Source(url="https://example.org/shop.git", commit=BASE), branch="ws/login"
+    )
 
 
 def entry(of: Workstream) -> MergeEntry:

@@ -32,7 +32,9 @@ def stream(text: str = GOOD) -> Workstream:
 
 def jobs(text: str = GOOD) -> dict[str, JobSpec]:
     """Return the compiled jobs by name."""
-    return {job.name: job for job in compile_jobs(stream(text), id="r1", source=SOURCE, branch="ws/login-3f9a2c")}
+    return {
+        job.name: job for job in compile_jobs(stream(text), workstream_id="r1", source=SOURCE, branch="ws/login-3f9a2c")
+    }
 
 
 def work(spec: JobSpec) -> wire.JobSpec:
@@ -90,7 +92,7 @@ def test_attempts_timeout_labels_and_limits() -> None:
         "runs-on: [gpu, linux]\ntimeout-minutes: 5\nmessage: by hand\nlimits: {memory: 2G}\nartifacts: out/*.xml\n"
         "output-path: out.json\nexecutor: sandbox\nnetwork: true\nsecrets: [TOKEN]\nimage: python"
     )
-    [job] = compile_jobs(stream("runs-on: linux\n" + text), id="r2", source=SOURCE, branch="b")
+    [job] = compile_jobs(stream("runs-on: linux\n" + text), workstream_id="r2", source=SOURCE, branch="b")
     spec = work(job)
 
     assert (compiled["schema"].max_attempts, compiled["api"].max_attempts, compiled["api"].base_delay_seconds) == (

@@ -49,7 +49,7 @@ class WorkstreamPlanner:
             depth=0,
             credential=project.credential,
         )
-        jobs = compile_jobs(spec, id=stream.id, source=source, branch=stream.branch)
+        jobs = compile_jobs(spec, workstream_id=stream.id, source=source, branch=stream.branch)
         seconds, wait_seconds = spec.timeout_minutes * 60, spec.optional_wait_minutes * 60
         hashed = plan_hash(
             jobs, is_fail_fast=spec.fail_fast, timeout_seconds=seconds, optional_wait_seconds=wait_seconds

@@ -26,7 +26,7 @@ from deltaci.pipeline.detect.tree import MAX_DEPTH, MAX_READ_FILES, Tree, is_thi
 __all__ = ["Proposal", "ProposedJob", "detect_pipeline", "files_to_read", "propose"]
 
 MAX_TEST_FILES: Final = 40
-TASK_ORDER: Final = ("build", "test", "lint", "types", "format", "clippy")
+PURPOSE_ORDER: Final = ("build", "test", "lint", "types", "format", "clippy")
 PIPELINE_NAME: Final = "Discovered"
 UPDATE_SUBMODULES: Final = "git submodule update --init --recursive"
 _READS_FILE: Final = (
@@ -49,22 +49,22 @@ def files_to_read(paths: Iterable[str]) -> tuple[str, ...]:
     """Return the paths of files to read, at most `MAX_READ_FILES`: the least nested first, test files last."""
     candidates: list[tuple[bool, int, str]] = []
     for path in normalize_paths(paths):
-        folder, _, name = path.rpartition("/")
+        folder, _, file_name = path.rpartition("/")
         if path.count("/") > MAX_DEPTH or is_third_party(path):
             continue
-        if any(reads_file(name, folder) for reads_file in _READS_FILE):
-            candidates.append((re.fullmatch(python.TEST_FILE, name) is not None, path.count("/"), path))
+        if any(reads_file(file_name, folder) for reads_file in _READS_FILE):
+            candidates.append((re.fullmatch(python.TEST_FILE, file_name) is not None, path.count("/"), path))
     candidates.sort()
     test_paths = [path for is_test, _, path in candidates if is_test][:MAX_TEST_FILES]
     return (*[path for is_test, _, path in candidates if not is_test][: MAX_READ_FILES - MAX_TEST_FILES], *test_paths)
 
 
-def propose(paths: Iterable[str], texts: Mapping[str, str | None]) -> Proposal:
+def propose(paths: Iterable[str], text_by_path: Mapping[str, str | None]) -> Proposal:
     """Return the jobs that the paths and texts of a repository suggest.
 
-    `texts` contains the files of `files_to_read`. A missing or None text is treated as empty.
+    `text_by_path` contains the files of `files_to_read`. A missing or None text is treated as empty.
     """
-    tree = Tree(paths, texts)
+    tree = Tree(paths, text_by_path)
     detected_projects = find_projects(tree)
     proposed_jobs: list[ProposedJob] = []
     used_ids: set[str] = set()
@@ -74,9 +74,9 @@ def propose(paths: Iterable[str], texts: Mapping[str, str | None]) -> Proposal:
             for sibling in detected_projects.projects
             if sibling.folder == project.folder and sibling is not project
         ]
-        sibling_tasks = {draft.task for sibling in siblings for draft in sibling.drafts}
-        for draft in sorted(project.drafts, key=_task_order):
-            id_parts = [project.folder, project.ecosystem if draft.task in sibling_tasks else "", draft.task]
+        sibling_purposes = {draft.purpose for sibling in siblings for draft in sibling.drafts}
+        for draft in sorted(project.drafts, key=_purpose_order):
+            id_parts = [project.folder, project.ecosystem if draft.purpose in sibling_purposes else "", draft.purpose]
             job_id = _unique_id(_job_id("-".join(part for part in id_parts if part)), used_ids)
             proposed_jobs.append(_proposed_job(tree, project, draft, job_id))
     unclear = [
@@ -91,9 +91,9 @@ def propose(paths: Iterable[str], texts: Mapping[str, str | None]) -> Proposal:
     return Proposal(proposed_jobs=tuple(proposed_jobs), unclear=tuple(map(_printable, unclear)), pipeline=pipeline)
 
 
-def detect_pipeline(paths: Iterable[str], texts: Mapping[str, str | None]) -> model.Pipeline:
+def detect_pipeline(paths: Iterable[str], text_by_path: Mapping[str, str | None]) -> model.Pipeline:
     """Return the pipeline of the jobs that are certain enough. Raise `Refused` if there are none."""
-    proposal = propose(normalize_paths(paths), texts)
+    proposal = propose(normalize_paths(paths), text_by_path)
     if proposal.pipeline is None:
         possible_jobs = (
             f"; possible jobs: {', '.join(proposed_job.title for proposed_job in proposal.proposed_jobs[:5])}"
@@ -108,14 +108,14 @@ def detect_pipeline(paths: Iterable[str], texts: Mapping[str, str | None]) -> mo
     return proposal.pipeline
 
 
-def _task_order(draft: JobDraft) -> int:
-    return TASK_ORDER.index(draft.task) if draft.task in TASK_ORDER else len(TASK_ORDER)
+def _purpose_order(draft: JobDraft) -> int:
+    return PURPOSE_ORDER.index(draft.purpose) if draft.purpose in PURPOSE_ORDER else len(PURPOSE_ORDER)
 
 
 def _proposed_job(tree: Tree, project: Project, draft: JobDraft, job_id: str) -> ProposedJob:
     """Return the job that a draft proposes, in the form of a pipeline file, with the evidence for it."""
     folder = project.folder
-    if not folder and tree.has(".gitmodules") and draft.task in ("build", "test"):
+    if not folder and tree.has(".gitmodules") and draft.purpose in ("build", "test"):
         draft = msgspec.structs.replace(
             draft,
             steps=(UPDATE_SUBMODULES, *draft.steps),

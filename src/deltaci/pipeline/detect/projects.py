@@ -96,7 +96,8 @@ def find_projects(tree: Tree) -> DetectedProjects:
             else:
                 projects.append(adjusted_project)
     unclear += [
-        _skip_message(reason_to_skip, count) for reason_to_skip, count in sorted(skipped_count_by_reason.items())
+        _skip_message(reason_to_skip, skipped_count)
+        for reason_to_skip, skipped_count in sorted(skipped_count_by_reason.items())
     ]
     return DetectedProjects(projects, unclear)
 
@@ -117,48 +118,51 @@ def _skip_reason(folder: str) -> str:
     return "auxiliary" if is_auxiliary(folder) else "deep" if folder.count("/") >= MAX_DEPTH else ""
 
 
-def _skip_message(reason: str, count: int) -> str:
-    subject = f"{count} more folder{'s' if count > 1 else ''} with a project in {'them' if count > 1 else 'it'}"
+def _skip_message(reason_to_skip: str, folder_count: int) -> str:
+    plural_ending, pronoun = ("s", "them") if folder_count > 1 else ("", "it")
+    subject = f"{folder_count} more folder{plural_ending} with a project in {pronoun}"
     return {
         "third_party": f"{subject}: third-party code (in vendor, third_party and similar folders) is skipped",
         "unsafe_name": f"{subject}: skipped, as the names have characters that are not safe in commands",
         "auxiliary": f"{subject}: examples, documentation, tests, tools and similar folders are skipped",
         "deep": f"{subject}: skipped, as they are {MAX_DEPTH} or more folders deep",
         "beyond_limit": f"{subject}: at most {MAX_PROJECTS} are proposed",
-    }[reason]
+    }[reason_to_skip]
 
 
-def _projects_in_folder(tree: Tree, path: str, projects_before: list[Project]) -> Iterator[Project]:
+def _projects_in_folder(tree: Tree, folder_path: str, projects_before: list[Project]) -> Iterator[Project]:
     """Yield the projects of one folder, for each ecosystem. `projects_before` are those of earlier folders."""
-    folder = Folder(tree, path)
+    folder = Folder(tree, folder_path)
     projects = [project for find_project in ECOSYSTEMS if (project := find_project(folder)) is not None]
     projects += others.find_all(folder)
     has_outer_project = any(project.drafts for project in projects_before)
-    is_packaged = any(project.ecosystem == "python" and _has_task(project, "build") for project in projects)
-    native_project = native.find(folder) if not is_packaged and (not path or not has_outer_project) else None
-    if not path and (native_project or tasks.read_task_file(folder)):
+    is_packaged = any(project.ecosystem == "python" and _has_job_for(project, "build") for project in projects)
+    native_project = native.find(folder) if not is_packaged and (not folder_path or not has_outer_project) else None
+    if not folder_path and (native_project or tasks.read_task_file(folder)):
         projects = [
             _with_confidence_at_most(project, UNSURE, MINOR_REASON) if _is_minor(tree, project.ecosystem) else project
             for project in projects
         ]
     if native_project is not None:
         projects.append(native_project)
-    if not path and not any(project.ecosystem == "python" and _has_task(project, "lint") for project in projects):
+    if not folder_path and not any(
+        project.ecosystem == "python" and _has_job_for(project, "lint") for project in projects
+    ):
         projects += [hooks_project] if (hooks_project := find_pre_commit(folder)) else []
     yield from projects
-    if not path or (not has_outer_project and not projects):
+    if not folder_path or (not has_outer_project and not projects):
         included_drafts = [draft for project in projects for draft in project.drafts if draft.confidence != UNSURE]
         target_project = tasks.find(
             folder,
-            frozenset(draft.task for draft in included_drafts),
-            is_alone=not any(draft.task in ("build", "test") for draft in included_drafts),
+            frozenset(draft.purpose for draft in included_drafts),
+            is_alone=not any(draft.purpose in ("build", "test") for draft in included_drafts),
         )
         if target_project is not None:
             yield target_project
 
 
-def _has_task(project: Project, task: str) -> bool:
-    return any(draft.task == task for draft in project.drafts)
+def _has_job_for(project: Project, purpose: str) -> bool:
+    return any(draft.purpose == purpose for draft in project.drafts)
 
 
 def _is_minor(tree: Tree, ecosystem: str) -> bool:
@@ -186,8 +190,8 @@ def _adjust(tree: Tree, project: Project, projects_before: list[Project]) -> Pro
     return project
 
 
-def _is_inside(folder: str, outer: str) -> bool:
-    return not outer or folder.startswith(f"{outer}/")
+def _is_inside(folder: str, outer_folder: str) -> bool:
+    return not outer_folder or folder.startswith(f"{outer_folder}/")
 
 
 def _covers(tree: Tree, outer: Project, inner: Project) -> bool:
@@ -201,8 +205,8 @@ def _covers(tree: Tree, outer: Project, inner: Project) -> bool:
     if outer.ecosystem == "rust":
         return "workspace" in folder.toml("Cargo.toml")
     if outer.ecosystem == "node" and node.is_workspace(folder):
-        patterns = node.workspace_patterns(folder)
-        return not patterns or any(_matches(pattern, relative_path) for pattern in patterns)
+        workspace_patterns = node.workspace_patterns(folder)
+        return not workspace_patterns or any(_matches(pattern, relative_path) for pattern in workspace_patterns)
     return False
 
 
@@ -211,12 +215,12 @@ def _matches(pattern: str, folder: str) -> bool:
     if pattern.startswith("!"):
         return False
     pattern_parts = [pattern_part for pattern_part in pattern.removeprefix("./").strip("/").split("/") if pattern_part]
-    names = folder.split("/")
+    folder_names = folder.split("/")
     if "**" in pattern_parts:
         pattern_parts = pattern_parts[: pattern_parts.index("**")]
-    return len(names) >= len(pattern_parts) and all(
-        re.fullmatch(re.escape(pattern_part).replace(r"\*", "[^/]*"), name)
-        for pattern_part, name in zip(pattern_parts, names, strict=False)
+    return len(folder_names) >= len(pattern_parts) and all(
+        re.fullmatch(re.escape(pattern_part).replace(r"\*", "[^/]*"), folder_name)
+        for pattern_part, folder_name in zip(pattern_parts, folder_names, strict=False)
     )
 
 

@@ -19,7 +19,7 @@ CONFIDENCES: Final[tuple[Confidence, ...]] = (SURE, LIKELY, UNSURE)
 class JobDraft(Struct, frozen=True, kw_only=True):
     """A job as the detection of one ecosystem proposes it, before it gets an id that is unique in the repository."""
 
-    task: str  # The kind of job, such as test, build or lint.
+    purpose: str  # Test, build, lint or similar.
     title: str
     confidence: Confidence
     evidence: tuple[str, ...]

@@ -42,7 +42,11 @@ def render_pipeline_file(proposal: Proposal) -> str:
     if proposal.unclear:
         lines += [
             "# Also detected:",
-            *(line for message in proposal.unclear for line in _comment_lines(f"- {message}", "", "  ")),
+            *(
+                line
+                for unclear_message in proposal.unclear
+                for line in _comment_lines(f"- {unclear_message}", "", "  ")
+            ),
             "",
         ]
     return "\n".join(lines).rstrip("\n") + "\n"
@@ -55,9 +59,9 @@ def _explanation(proposed_job: ProposedJob) -> Iterator[str]:
         yield from _comment_lines(f"- {message}", "  ", "  ")
 
 
-def _job_lines(name: str, job: model.Job) -> list[str]:
-    _, _, text = format_pipeline(model.Pipeline(jobs={name: job})).partition("jobs:\n")
-    return text.splitlines()
+def _job_lines(job_id: str, job: model.Job) -> list[str]:
+    _, _, jobs_text = format_pipeline(model.Pipeline(jobs={job_id: job})).partition("jobs:\n")
+    return jobs_text.splitlines()
 
 
 def _comment_lines(text: str, indent: str, hanging_indent: str = "") -> Iterator[str]:

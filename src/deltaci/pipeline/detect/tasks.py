@@ -39,38 +39,38 @@ class TaskFile(Struct, frozen=True, kw_only=True):
     default_target: str = ""  # The default target.
 
 
-def reads_file(name: str, folder: str) -> bool:
+def reads_file(file_name: str, folder: str) -> bool:
     """Return whether the detection of targets reads this file."""
-    return name in (*MAKEFILES, *JUSTFILES, *TASKFILES)
+    return file_name in (*MAKEFILES, *JUSTFILES, *TASKFILES)
 
 
 def read_task_file(folder: Folder) -> TaskFile | None:
     """Return the first Makefile, justfile or Taskfile that is not generated, or None."""
-    for tool, names in (("make", MAKEFILES), ("just", JUSTFILES), ("task", TASKFILES)):
-        file = folder.find_file(*names)
-        text = folder.text(file) if file else ""
-        if file and text and not _GENERATED.search(text[:300]):
+    for tool, file_names in (("make", MAKEFILES), ("just", JUSTFILES), ("task", TASKFILES)):
+        file_name = folder.find_file(*file_names)
+        text = folder.text(file_name) if file_name else ""
+        if file_name and text and not _GENERATED.search(text[:300]):
             targets = {"make": _make_targets, "just": _just_recipes, "task": _taskfile_tasks}[tool](text)
             if tool == "make" and ".DEFAULT" in targets and folder.find_file("src/Makefile"):
-                targets += [name for name in _make_targets(folder.text("src/Makefile")) if name not in targets]
-            default_target = next((name for name in targets if not name.startswith(".")), "")
-            return TaskFile(tool=tool, file=file, targets=tuple(targets), default_target=default_target)
+                targets += [target for target in _make_targets(folder.text("src/Makefile")) if target not in targets]
+            default_target = next((target for target in targets if not target.startswith(".")), "")
+            return TaskFile(tool=tool, file=file_name, targets=tuple(targets), default_target=default_target)
     return None
 
 
-def _make_targets(text: str) -> list[str]:
-    lines = text.replace("\\\n", " ").splitlines()
-    rules = [
-        match[1].split()
-        for line in lines
-        if (match := _MAKE_TARGET.match(line[:MAX_LINE_CHARS])) and "=" not in match[1]
+def _make_targets(makefile_text: str) -> list[str]:
+    makefile_lines = makefile_text.replace("\\\n", " ").splitlines()
+    rule_targets = [
+        target_match[1].split()
+        for line in makefile_lines
+        if (target_match := _MAKE_TARGET.match(line[:MAX_LINE_CHARS])) and "=" not in target_match[1]
     ]
-    phony = [line.partition(":")[2].split() for line in lines if line.startswith(".PHONY")]
-    return list(dict.fromkeys(name for names in (*rules, *phony) for name in names if "$" not in name))
+    phony = [line.partition(":")[2].split() for line in makefile_lines if line.startswith(".PHONY")]
+    return list(dict.fromkeys(target for targets in (*rule_targets, *phony) for target in targets if "$" not in target))
 
 
-def _just_recipes(text: str) -> list[str]:
-    return [match[1] for line in text.splitlines() if (match := _JUST_RECIPE.match(line))]
+def _just_recipes(justfile_text: str) -> list[str]:
+    return [recipe_match[1] for line in justfile_text.splitlines() if (recipe_match := _JUST_RECIPE.match(line))]
 
 
 def _taskfile_tasks(taskfile_text: str) -> list[str]:
@@ -80,34 +80,35 @@ def _taskfile_tasks(taskfile_text: str) -> list[str]:
 
 def test_recipe(folder: Folder) -> str:
     """Return the prerequisites and recipes of the make target `test` and of its prerequisites, or an empty string."""
-    file = folder.find_file(*MAKEFILES)
-    text = folder.text(file) if file else ""
-    pending, visited, recipe = ["test"], set[str](), ""
-    while pending and len(visited) < MAX_PREREQUISITES:
-        target = pending.pop(0)
+    file_name = folder.find_file(*MAKEFILES)
+    makefile_text = folder.text(file_name) if file_name else ""
+    unvisited_targets, visited, recipe = ["test"], set[str](), ""
+    while unvisited_targets and len(visited) < MAX_PREREQUISITES:
+        target = unvisited_targets.pop(0)
         visited.add(target)
         rule_start = rf"(?m)^(?:[\w.-]+ ){{0,20}}{re.escape(target)}(?: [\w.-]+){{0,20}}[ \t]*::?(?!=)"
-        if rule := re.search(rf"{rule_start}(.*)\n((?:\t.*\n?|[ \t]*\n)*)", text):
+        if rule := re.search(rf"{rule_start}(.*)\n((?:\t.*\n?|[ \t]*\n)*)", makefile_text):
             prerequisites = rule[1].partition("#")[0].split()
             recipe += f"{' '.join(prerequisites)}\n{rule[2]}"
-            pending += [
+            unvisited_targets += [
                 target for target in prerequisites if re.fullmatch(r"[\w./-]+", target) and target not in visited
             ]
     return recipe.strip()
 
 
-def find(folder: Folder, provided_tasks: frozenset[str], is_alone: bool) -> Project | None:
-    """Return a project with jobs for targets whose task is not in `provided_tasks`, which ecosystems already provide.
+def find(folder: Folder, provided_purposes: frozenset[str], is_alone: bool) -> Project | None:
+    """Return a project with jobs for purposes that have a target and are not in `provided_purposes`.
 
-    `is_alone` states that no ecosystem builds or tests the folder. Return None if there is no file with targets.
+    `provided_purposes` are those of the jobs that ecosystems propose. `is_alone` states that no ecosystem builds or
+    tests the folder. Return None if there is no file with targets.
     """
     task_file = read_task_file(folder)
     if task_file is None:
         return None
     chosen_targets = {
-        task: next((name for name in names if name in task_file.targets), None)
-        for task, names in TARGET_NAMES.items()
-        if task not in provided_tasks
+        purpose: next((name for name in target_names if name in task_file.targets), None)
+        for purpose, target_names in TARGET_NAMES.items()
+        if purpose not in provided_purposes
     }
     drafts = []
     if chosen_targets.get("test"):
@@ -131,7 +132,7 @@ def find(folder: Folder, provided_tasks: frozenset[str], is_alone: bool) -> Proj
             )
         )
     unclear: tuple[str, ...] = ()
-    if "test" in provided_tasks and "test" in task_file.targets:
+    if "test" in provided_purposes and "test" in task_file.targets:
         unclear = (
             f"{task_file.file} has a target 'test' too; it is not used, as the ecosystem has a standard test command",
         )
@@ -139,12 +140,12 @@ def find(folder: Folder, provided_tasks: frozenset[str], is_alone: bool) -> Proj
 
 
 def _draft(
-    task_file: TaskFile, task: str, target: str, steps_before: tuple[str, ...], *, is_guess: bool = False
+    task_file: TaskFile, purpose: str, target: str, steps_before: tuple[str, ...], *, is_guess: bool = False
 ) -> JobDraft:
-    is_guess = is_guess or (task == "build" and not target)
+    is_guess = is_guess or (purpose == "build" and not target)
     evidence = f"{task_file.file} has the target {target!r}" if target else f"there is {task_file.file}"
     return JobDraft(
-        task=task,
+        purpose=purpose,
         title=f"{task_file.tool} {target}".strip(),
         confidence=UNSURE if is_guess else LIKELY,
         evidence=(evidence,),

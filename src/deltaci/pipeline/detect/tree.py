@@ -51,8 +51,8 @@ PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.@][A-Za-z0-9_.@-]*")
 
 def is_plain(path: str) -> bool:
     """Return whether a path can be used in a command and in a glob pattern without quoting."""
-    names = path.split("/") if path else []
-    return len(path) <= 200 and all(PLAIN_NAME.fullmatch(name) and name not in (".", "..") for name in names)
+    path_parts = path.split("/") if path else []
+    return len(path) <= 200 and all(PLAIN_NAME.fullmatch(name) and name not in (".", "..") for name in path_parts)
 
 
 def normalize_paths(paths: Iterable[str]) -> list[str]:
@@ -68,9 +68,9 @@ def folder_of(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-def join_path(folder: str, name: str) -> str:
+def join_path(folder: str, file_name: str) -> str:
     """Return the path of a name in a folder, which is empty for the root."""
-    return f"{folder}/{name}" if folder else name
+    return f"{folder}/{file_name}" if folder else file_name
 
 
 def is_third_party(path: str) -> bool:
@@ -90,18 +90,18 @@ def is_auxiliary(folder: str) -> bool:
 class Tree:
     """All paths of a repository, and the texts of the files that were read."""
 
-    def __init__(self, paths: Iterable[str], texts: Mapping[str, str | None]) -> None:
+    def __init__(self, paths: Iterable[str], text_by_path: Mapping[str, str | None]) -> None:
         self.paths = normalize_paths(paths)
         self.unreadable: set[str] = set()
-        self._extension_counts: Counter[str] | None = None
+        self._count_by_extension: Counter[str] | None = None
         self._path_set = frozenset(self.paths)
         self._text_by_path = _within_limits(
-            {path: text for path, text in texts.items() if text and path in self._path_set}
+            {path: text for path, text in text_by_path.items() if text and path in self._path_set}
         )
         self._names_by_folder: dict[str, list[str]] = {}
         for path in self.paths:
-            folder, _, name = path.rpartition("/")
-            self._names_by_folder.setdefault(folder, []).append(name)
+            folder, _, file_name = path.rpartition("/")
+            self._names_by_folder.setdefault(folder, []).append(file_name)
         self._parsed_files: dict[tuple[str, str], Any] = {}
 
     def has(self, path: str) -> bool:
@@ -118,9 +118,11 @@ class Tree:
 
     def count(self, extensions: tuple[str, ...]) -> int:
         """Return the number of files with one of these extensions, without third-party code."""
-        if self._extension_counts is None:
-            self._extension_counts = Counter(path.rpartition(".")[2] for path in self.paths if not is_third_party(path))
-        return sum(self._extension_counts[extension] for extension in extensions)
+        if self._count_by_extension is None:
+            self._count_by_extension = Counter(
+                path.rpartition(".")[2] for path in self.paths if not is_third_party(path)
+            )
+        return sum(self._count_by_extension[extension] for extension in extensions)
 
     def paths_below(self, folder: str) -> Iterator[str]:
         """Return an iterator over all paths below a folder, at any depth."""
@@ -145,8 +147,8 @@ class Tree:
         """Return the sections of an INI file; empty if it cannot be parsed."""
         return self._parsed(path, "ini", _ini)
 
-    def _parsed(self, path: str, kind: str, parse: Callable[[str], Any]) -> dict[str, Any]:
-        parsed_file = self._parsed_files.get((path, kind))
+    def _parsed(self, path: str, format_name: str, parse: Callable[[str], Any]) -> dict[str, Any]:
+        parsed_file = self._parsed_files.get((path, format_name))
         if parsed_file is None:
             parsed_file = {}
             text = self.text(path)
@@ -157,14 +159,16 @@ class Tree:
                     self.unreadable.add(path)
             except (ValueError, RecursionError, msgspec.DecodeError, IniError):
                 self.unreadable.add(path)
-            self._parsed_files[path, kind] = parsed_file
+            self._parsed_files[path, format_name] = parsed_file
         return dict(parsed_file)
 
 
-def _within_limits(texts: Mapping[str, str]) -> dict[str, str]:
+def _within_limits(text_by_path: Mapping[str, str]) -> dict[str, str]:
     """Return the texts by path that are not too long, the least nested first, up to a total size."""
     remaining_chars, accepted = MAX_TOTAL_CHARS, {}
-    for path, text in sorted(texts.items(), key=lambda item: (item[0].count("/"), item[0])):
+    for path, text in sorted(
+        text_by_path.items(), key=lambda path_and_text: (path_and_text[0].count("/"), path_and_text[0])
+    ):
         remaining_chars -= len(text)
         if remaining_chars < 0:
             break
@@ -173,17 +177,17 @@ def _within_limits(texts: Mapping[str, str]) -> dict[str, str]:
     return accepted
 
 
-def _toml(text: str) -> dict[str, Any]:
-    if any(line.count(".") > MAX_DOTS_PER_LINE for line in text.splitlines()):
+def _toml(toml_text: str) -> dict[str, Any]:
+    if any(line.count(".") > MAX_DOTS_PER_LINE for line in toml_text.splitlines()):
         raise ValueError("a line has too many dots")
-    return tomllib.loads(text)
+    return tomllib.loads(toml_text)
 
 
-def _ini(text: str) -> dict[str, dict[str, str]]:
+def _ini(ini_text: str) -> dict[str, dict[str, str]]:
     parser = ConfigParser(interpolation=None, strict=False, allow_no_value=True, delimiters=("=", ":"))
-    parser.read_string(text)
+    parser.read_string(ini_text)
     return {
-        section_name: {key: value or "" for key, value in parser.items(section_name, raw=True)}
+        section_name: {option: option_value or "" for option, option_value in parser.items(section_name, raw=True)}
         for section_name in parser.sections()
     }
 

@@ -30,8 +30,10 @@ class Availability(Struct, frozen=True):
 
 
 def _available(contexts: Iterable[str], extra_functions: Iterable[str] = ()) -> Availability:
-    function_names = _ALWAYS_AVAILABLE | {name.lower() for name in extra_functions}
-    return Availability(frozenset(contexts), frozenset(SIGNATURES[name].name for name in function_names))
+    function_names = _ALWAYS_AVAILABLE | {function_name.lower() for function_name in extra_functions}
+    return Availability(
+        frozenset(contexts), frozenset(SIGNATURES[function_name].name for function_name in function_names)
+    )
 
 
 AVAILABILITY: Final = {

@@ -18,14 +18,14 @@ def check_expression(
 
     `contexts` and `functions` are the names that are available where the expression stands.
     """
-    context_names = {name.lower(): name for name in contexts}
-    function_names = {name.lower(): name for name in functions}
+    context_names = {context_name.lower(): context_name for context_name in contexts}
+    function_names = {context_name.lower(): context_name for context_name in functions}
     problems = []
     for node, _ in walk(expression):
         match node:
-            case Context(name) if name.lower() not in context_names:
+            case Context(context_name) if context_name.lower() not in context_names:
                 problems.append(_unknown_context(node, context_names.values(), function_names))
-            case Call(name) if name.lower() not in function_names:
+            case Call(context_name) if context_name.lower() not in function_names:
                 problems.append(_unknown_function(node, function_names.values()))
             case Call():
                 if problem := argument_problem(node):
@@ -35,9 +35,11 @@ def check_expression(
     return problems
 
 
-def _unknown_context(context: Context, available: Iterable[str], functions: dict[str, str]) -> ExpressionProblem:
+def _unknown_context(
+    context: Context, available: Iterable[str], spelling_by_function: dict[str, str]
+) -> ExpressionProblem:
     expected = ", ".join(sorted(available)) or "no context, because none is available here"
-    if context.name.lower() in functions:
+    if context.name.lower() in spelling_by_function:
         return ExpressionProblem(context.column, quote(context.name), "a context", quote(f"{context.name}()"))
     suggestion = nearest(context.name, [*available, *KEYWORDS])
     return ExpressionProblem(

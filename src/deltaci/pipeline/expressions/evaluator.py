@@ -56,9 +56,9 @@ def evaluate(
 class Evaluator:
     """Evaluates expressions over the same contexts and functions, within one budget."""
 
-    def __init__(self, contexts: Contexts, functions: Functions, shared_budget: Budget | None = None) -> None:
-        self._contexts = {name.lower(): value for name, value in contexts.items()}
-        self._functions = functions
+    def __init__(self, contexts: Contexts, function_by_name: Functions, shared_budget: Budget | None = None) -> None:
+        self._contexts = {context_name.lower(): context_value for context_name, context_value in contexts.items()}
+        self._function_by_name = function_by_name
         self.budget = Budget(shared=shared_budget)
 
     def evaluate(self, expression: Expression) -> Value:
@@ -96,13 +96,16 @@ class Evaluator:
         """Return the result of a function for evaluated arguments. Raise EvaluationError for an unknown function."""
         if problem := argument_problem(call):
             raise EvaluationError(problem)
-        if function := find_function(self._functions, call.name):
+        if function := find_function(self._function_by_name, call.name):
             return function(arguments)
         if not is_builtin(call.name):
-            available = self._functions
+            function_by_name = self._function_by_name
             raise EvaluationError(
                 ExpressionProblem(
-                    call.column, quote(call.name), "a function that is available here", nearest(call.name, available)
+                    call.column,
+                    quote(call.name),
+                    "a function that is available here",
+                    nearest(call.name, function_by_name),
                 )
             )
         return call_builtin(call, arguments, self.budget)
@@ -121,12 +124,12 @@ class Evaluator:
 
         For a FilteredList, concatenate the items of all of its items.
         """
-        items: list[Value] = []
+        filtered_items: list[Value] = []
         for container in target if isinstance(target, FilteredList) else (target,):
             children = _items(container)
             self.budget.use_steps(column, len(children) + 1)
-            items.extend(children)
-        return FilteredList(items)
+            filtered_items.extend(children)
+        return FilteredList(filtered_items)
 
     def index(self, column: int, target: Value, key: Value) -> Value:
         """Return the property or item of `target` that `key` selects, or null if there is none (`target[key]`).
@@ -149,14 +152,14 @@ class Evaluator:
                 return True, target[index]
         return False, None
 
-    def _find_property(self, column: int, target: Mapping[str, Value], name: str) -> tuple[bool, Value]:
-        if name in target:
-            return True, target[name]
+    def _find_property(self, column: int, target: Mapping[str, Value], key: str) -> tuple[bool, Value]:
+        if key in target:
+            return True, target[key]
         self.budget.use_steps(column, len(target))
-        folded_name = fold_case(name)
-        for property_name, value in target.items():
-            if len(property_name) == len(name) and fold_case(property_name) == folded_name:
-                return True, value
+        folded_name = fold_case(key)
+        for property_name, property_value in target.items():
+            if len(property_name) == len(key) and fold_case(property_name) == folded_name:
+                return True, property_value
         return False, None
 
     def _find_context(self, context: Context) -> Value:

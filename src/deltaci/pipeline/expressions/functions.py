@@ -75,14 +75,14 @@ def argument_problem(call: Call) -> ExpressionProblem | None:
         return ExpressionProblem(
             call.column, f"{argument_count} in {call.name}()", "pairs of a condition and a value, and one last value"
         )
-    if signature.name == "format" and isinstance(pattern := call.arguments[0], Literal):
-        return _format_problem(to_text(pattern.value), argument_count - 1, pattern.column)
+    if signature.name == "format" and isinstance(format_argument := call.arguments[0], Literal):
+        return _format_problem(to_text(format_argument.value), argument_count - 1, format_argument.column)
     return None
 
 
-def _format_problem(pattern: str, argument_count: int, column: int) -> ExpressionProblem | None:
+def _format_problem(format_pattern: str, argument_count: int, column: int) -> ExpressionProblem | None:
     """Return the first invalid placeholder of a pattern of format(), or None."""
-    for placeholder in _PLACEHOLDER.finditer(pattern):
+    for placeholder in _PLACEHOLDER.finditer(format_pattern):
         if placeholder[1] is not None and int(placeholder[1]) >= argument_count:
             available = f"{argument_count} argument{'' if argument_count == 1 else 's'} after it"
             return ExpressionProblem(
@@ -102,16 +102,17 @@ def call_builtin(call: Call, arguments: Sequence[Value], budget: Budget) -> Valu
     return _BUILTINS[call.name.lower()](call, arguments, budget)
 
 
-def is_builtin(name: str) -> bool:
+def is_builtin(function_name: str) -> bool:
     """Return whether this is a function that depends only on its arguments, and so is implemented here."""
-    return name.lower() in _BUILTINS
+    return function_name.lower() in _BUILTINS
 
 
-def find_function(functions: Mapping[str, Function], name: str) -> Function | None:
-    """Return the function of this name from `functions`, ignoring case, or None."""
+def find_function(function_by_name: Mapping[str, Function], name: str) -> Function | None:
+    """Return the function of this name from `function_by_name`, ignoring case, or None."""
     lowered_name = name.lower()
     return next(
-        (function for function_name, function in functions.items() if function_name.lower() == lowered_name), None
+        (function for function_name, function in function_by_name.items() if function_name.lower() == lowered_name),
+        None,
     )
 
 
@@ -126,14 +127,14 @@ def _folded_texts(call: Call, arguments: Sequence[Value], budget: Budget) -> tup
 
 
 def _contains(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:
-    container, item = arguments
+    container, searched_item = arguments
     if is_list(container):
         for candidate in container:
             budget.use_steps(call.column)
             budget.use_characters(
-                call.column, sum(len(operand) for operand in (candidate, item) if isinstance(operand, str))
+                call.column, sum(len(operand) for operand in (candidate, searched_item) if isinstance(operand, str))
             )
-            if is_equal(candidate, item):
+            if is_equal(candidate, searched_item):
                 return True
         return False
     folded_texts = _folded_texts(call, arguments, budget)
@@ -164,31 +165,31 @@ def _concatenate(call: Call, pieces: Iterator[str], budget: Budget) -> str:
 
 
 def _format(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:
-    pattern = to_text(arguments[0])
-    budget.use_characters(call.column, len(pattern))
-    if problem := _format_problem(pattern, len(arguments) - 1, call.column):
+    format_pattern = to_text(arguments[0])
+    budget.use_characters(call.column, len(format_pattern))
+    if problem := _format_problem(format_pattern, len(arguments) - 1, call.column):
         raise EvaluationError(problem)
     argument_texts = [to_text(argument) for argument in arguments[1:]]
 
     def generate_pieces() -> Iterator[str]:
         text_start = 0
-        for placeholder in _PLACEHOLDER.finditer(pattern):
-            yield pattern[text_start : placeholder.start()]
+        for placeholder in _PLACEHOLDER.finditer(format_pattern):
+            yield format_pattern[text_start : placeholder.start()]
             yield argument_texts[int(placeholder[1])] if placeholder[1] is not None else placeholder[0][0]
             text_start = placeholder.end()
-        yield pattern[text_start:]
+        yield format_pattern[text_start:]
 
     return _concatenate(call, generate_pieces(), budget)
 
 
 def _join(call: Call, arguments: Sequence[Value], budget: Budget) -> Value:
-    items = arguments[0]
-    if not is_list(items):
-        return to_text(items) if is_primitive(items) else ""
+    joined_items = arguments[0]
+    if not is_list(joined_items):
+        return to_text(joined_items) if is_primitive(joined_items) else ""
     separator = to_text(arguments[1]) if len(arguments) > 1 and is_primitive(arguments[1]) else ","
 
     def generate_pieces() -> Iterator[str]:
-        for index, item in enumerate(items):
+        for index, item in enumerate(joined_items):
             if index:
                 yield separator
             yield to_text(item)

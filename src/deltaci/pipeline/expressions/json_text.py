@@ -24,14 +24,14 @@ def format_json(value: Value) -> str:
     """Return JSON indented by two spaces, as GitHub formats it. Raise JsonError if it would be too long or too deep."""
     formatter = _Formatter()
     formatter.append_value(value, 0)
-    return "".join(formatter.parts)
+    return "".join(formatter.json_parts)
 
 
 class _Formatter:
     """Formats one value as JSON. Limits the length, because a value may contain the same list many times."""
 
     def __init__(self) -> None:
-        self.parts: list[str] = []
+        self.json_parts: list[str] = []
         self._length = 0
 
     def append_value(self, value: Value, depth: int) -> None:
@@ -57,7 +57,7 @@ class _Formatter:
         self._length += len(part)
         if self._length > MAX_TEXT:
             raise JsonError(f"JSON of more than {MAX_TEXT} characters")
-        self.parts.append(part)
+        self.json_parts.append(part)
 
 
 def quote_json_string(text: str) -> str:
@@ -109,10 +109,10 @@ def _format_scalar(value: Value) -> str:
 def _check_bounds(root: Any) -> Value:
     """Return the value with large integers as doubles; raise JsonError if it is too deep or has too many items."""
     root_holder = [root]
-    pending: list[tuple[Any, int]] = [(root_holder, 0)]
+    unvisited: list[tuple[Any, int]] = [(root_holder, 0)]
     item_count = 0
-    while pending:
-        container, depth = pending.pop()
+    while unvisited:
+        container, depth = unvisited.pop()
         if depth > MAX_VALUE_DEPTH:
             raise JsonError(f"a value deeper than {MAX_VALUE_DEPTH} levels")
         for key, item in list(container.items() if isinstance(container, dict) else enumerate(container)):
@@ -120,7 +120,7 @@ def _check_bounds(root: Any) -> Value:
             if item_count > MAX_STEPS:
                 raise JsonError(f"a value of more than {MAX_STEPS} items")
             if isinstance(item, dict | list):
-                pending.append((item, depth + 1))
+                unvisited.append((item, depth + 1))
             elif isinstance(item, int) and not isinstance(item, bool) and abs(item) > MAX_EXACT_INTEGER:
                 container[key] = _to_double(item)
     value: Value = root_holder[0]
@@ -139,10 +139,10 @@ def _may_fit(root: Value, max_length: int) -> bool:
 
     This check avoids encoding a huge value. A part that occurs twice counts twice.
     """
-    pending: list[tuple[Value, int]] = [(root, 0)]
+    unvisited: list[tuple[Value, int]] = [(root, 0)]
     min_length = 0
-    while pending:
-        value, depth = pending.pop()
+    while unvisited:
+        value, depth = unvisited.pop()
         min_length += len(value) if isinstance(value, str | list | tuple) else 1
         if min_length > max_length or depth > MAX_VALUE_DEPTH:
             return False
@@ -150,7 +150,7 @@ def _may_fit(root: Value, max_length: int) -> bool:
             return False
         if is_object(value):
             min_length += sum(map(len, value))
-            pending.extend((item, depth + 1) for item in value.values())
+            unvisited.extend((item, depth + 1) for item in value.values())
         elif is_list(value):
-            pending.extend((item, depth + 1) for item in value)
+            unvisited.extend((item, depth + 1) for item in value)
     return True

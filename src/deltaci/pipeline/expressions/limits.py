@@ -24,31 +24,33 @@ class Budget:
     `shared`, a budget for many evaluations together.
     """
 
-    def __init__(self, steps: int = MAX_STEPS, characters: int = MAX_CHARACTERS, shared: Budget | None = None) -> None:
-        self._limits = (steps, characters)
-        self._steps = steps
-        self._characters = characters
+    def __init__(
+        self, max_steps: int = MAX_STEPS, max_characters: int = MAX_CHARACTERS, shared: Budget | None = None
+    ) -> None:
+        self._limits = (max_steps, max_characters)
+        self._steps = max_steps
+        self._characters = max_characters
         self._shared = shared
 
-    def use_steps(self, column: int, count: int = 1) -> None:
+    def use_steps(self, column: int, step_count: int = 1) -> None:
         """Subtract evaluated nodes or visited items from the remaining steps.
 
         Raise EvaluationError if there are too few.
         """
         if self._shared is not None:
-            self._shared.use_steps(column, count)
-        self._steps -= count
+            self._shared.use_steps(column, step_count)
+        self._steps -= step_count
         if self._steps < 0:
             self._steps = -1
             raise EvaluationError(
                 ExpressionProblem(column, f"more than {self._limits[0]} steps", "an expression that visits fewer items")
             )
 
-    def use_characters(self, column: int, count: int) -> None:
+    def use_characters(self, column: int, character_count: int) -> None:
         """Subtract characters, before they are compared or produced. Raise EvaluationError if too few remain."""
         if self._shared is not None:
-            self._shared.use_characters(column, count)
-        self._characters -= count
+            self._shared.use_characters(column, character_count)
+        self._characters -= character_count
         if self._characters < 0:
             self._characters = -1
             raise EvaluationError(

@@ -29,12 +29,12 @@ OPERAND_DESCRIPTION: Final = "a value, a context or a function"
 WORD_OPERATORS: Final = {"and": "'&&'", "or": "'||'", "not": "'!'", "is": "'=='", "eq": "'=='", "ne": "'!='"}
 
 
-def parse(text: str, offset: int = 0) -> Expression:
+def parse(source: str, offset: int = 0) -> Expression:
     """Return the syntax tree of an expression without `${{` and `}}`. Raise ExpressionSyntaxError if it is invalid.
 
     `offset` is the number of characters before the expression in its text; all columns are increased by it.
     """
-    expression = _Parser(tokenize(text, offset)).parse()
+    expression = _Parser(tokenize(source, offset)).parse()
     check_depth(expression)
     return expression
 
@@ -84,19 +84,21 @@ class _Parser:
 
     def _parse_binary(self, precedence: int) -> Expression:
         """Parse an operand and all following binary operators of at least this precedence, with their operands."""
-        left = self._parse_unary()
+        left_operand = self._parse_unary()
         while PRECEDENCE.get(self._current.kind, 0) >= precedence:
             operator = self._take()
             operand_precedence = PRECEDENCE[operator.kind] + 1
             if operator.kind in COMPARISONS:
-                left = Compare(operator.kind, left, self._parse_binary(operand_precedence), operator.column)
+                left_operand = Compare(
+                    operator.kind, left_operand, self._parse_binary(operand_precedence), operator.column
+                )
                 continue
-            operands = [left, self._parse_binary(operand_precedence)]
+            operands = [left_operand, self._parse_binary(operand_precedence)]
             while self._current.kind == operator.kind:
                 self._take()
                 operands.append(self._parse_binary(operand_precedence))
-            left = (And if operator.kind == "&&" else Or)(tuple(operands), operator.column)
-        return left
+            left_operand = (And if operator.kind == "&&" else Or)(tuple(operands), operator.column)
+        return left_operand
 
     def _parse_unary(self) -> Expression:
         negations = []

@@ -96,10 +96,12 @@ class Reducer:
     replaced by a copy of its array or object.
     """
 
-    def __init__(self, known_contexts: Contexts, functions: Functions, shared_budget: Budget | None = None) -> None:
-        self._known_contexts = frozenset(name.lower() for name in known_contexts)
-        self._functions = functions
-        self._evaluator = Evaluator(known_contexts, functions, shared_budget)
+    def __init__(
+        self, known_contexts: Contexts, function_by_name: Functions, shared_budget: Budget | None = None
+    ) -> None:
+        self._known_contexts = frozenset(context_name.lower() for context_name in known_contexts)
+        self._function_by_name = function_by_name
+        self._evaluator = Evaluator(known_contexts, function_by_name, shared_budget)
 
     def reduce(self, expression: Expression, *, keep_identity: bool) -> _Reduced:
         """Return the value of an expression, or what remains of it. Return it unchanged if its evaluation fails."""
@@ -195,7 +197,7 @@ class Reducer:
             for argument, keeps_identity in zip(node.arguments, identity_flags, strict=True)
         ]
         if all(isinstance(argument, Resolved) for argument in reduced_arguments) and (
-            is_builtin(function_name) or find_function(self._functions, function_name)
+            is_builtin(function_name) or find_function(self._function_by_name, function_name)
         ):
             return Resolved(
                 self._evaluator.call(
@@ -213,22 +215,24 @@ class Reducer:
 
     def _reduce_case(self, node: Call, keep_identity: bool) -> _Reduced:
         remaining: list[Expression] = []
-        default = node.arguments[-1]
-        for index in range(0, len(node.arguments) - 1, 2):
-            condition, result_expression = node.arguments[index : index + 2]
+        default_expression = node.arguments[-1]
+        for condition_index in range(0, len(node.arguments) - 1, 2):
+            condition, result_expression = node.arguments[condition_index : condition_index + 2]
             reduced_condition = self.reduce(condition, keep_identity=False)
             if not isinstance(reduced_condition, Resolved):
                 reduced_result = self.reduce(result_expression, keep_identity=keep_identity)
                 remaining += [reduced_condition, _as_expression(reduced_result, result_expression, keep_identity)]
             elif not isinstance(reduced_condition.value, bool):  # evaluating it fails, but only if it is reached
-                return Call(node.name, (*remaining, *node.arguments[index:]), node.column)
+                return Call(node.name, (*remaining, *node.arguments[condition_index:]), node.column)
             elif reduced_condition.value:
-                default = result_expression
+                default_expression = result_expression
                 break
-        reduced_result = self.reduce(default, keep_identity=keep_identity)
+        reduced_result = self.reduce(default_expression, keep_identity=keep_identity)
         if not remaining:
             return reduced_result
-        return Call(node.name, (*remaining, _as_expression(reduced_result, default, keep_identity)), node.column)
+        return Call(
+            node.name, (*remaining, _as_expression(reduced_result, default_expression, keep_identity)), node.column
+        )
 
 
 def _as_expression(reduced: _Reduced, original: Expression, keep_identity: bool) -> Expression:

@@ -78,8 +78,10 @@ def replace_nodes(expression: Expression, find_replacement: Callable[[Expression
             return Filter(replace_nodes(target, find_replacement), column)
         case Not(operand, column):
             return Not(replace_nodes(operand, find_replacement), column)
-        case Call(name, arguments, column):
-            return Call(name, tuple(replace_nodes(argument, find_replacement) for argument in arguments), column)
+        case Call(function_name, arguments, column):
+            return Call(
+                function_name, tuple(replace_nodes(argument, find_replacement) for argument in arguments), column
+            )
         case Compare(operator, left, right, column):
             return Compare(
                 operator, replace_nodes(left, find_replacement), replace_nodes(right, find_replacement), column

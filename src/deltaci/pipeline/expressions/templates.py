@@ -86,15 +86,15 @@ def _expression_spans(template: str) -> Iterator[tuple[int, int]]:
         if open_index < 0:
             return
         closing_index, in_string = -1, False
-        for match in _QUOTE_OR_CLOSE.finditer(template, open_index + len(OPEN)):
-            if match[0] == "'":
+        for quote_or_close in _QUOTE_OR_CLOSE.finditer(template, open_index + len(OPEN)):
+            if quote_or_close[0] == "'":
                 in_string = not in_string
             elif not in_string:
-                closing_index = match.start()
+                closing_index = quote_or_close.start()
                 break
         if closing_index < 0:
-            expected = "a single quote and then }}" if in_string else "}} at its end"
-            raise ExpressionSyntaxError(ExpressionProblem(open_index + 1, quote(template[open_index:]), expected))
+            expected_end = "a single quote and then }}" if in_string else "}} at its end"
+            raise ExpressionSyntaxError(ExpressionProblem(open_index + 1, quote(template[open_index:]), expected_end))
         yield open_index, closing_index
         open_index = template.find(OPEN, closing_index + len(CLOSE))
     if open_index >= 0:

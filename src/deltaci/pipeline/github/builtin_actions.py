@@ -172,7 +172,7 @@ class BuiltinStep(NamedTuple):
     with_: Node
 
 
-def convert_builtin_action(uses: Node, inputs: Node | None, converter: Converter) -> BuiltinStep | None:
+def convert_builtin_action(uses: Node, with_node: Node | None, converter: Converter) -> BuiltinStep | None:
     """Convert `uses` and `with` of a step to those of the builtin step for the action, of any version.
 
     Report a problem and return None if the action is unsupported.
@@ -189,93 +189,101 @@ def convert_builtin_action(uses: Node, inputs: Node | None, converter: Converter
             uses.position, f"the action {quote(uses.value)} without a version", f"write it as {action_name}@v4"
         )
         return None
-    if inputs is not None and inputs.kind not in (OBJECT, NULL):
-        converter.report_unsupported(inputs.position, f"{inputs.describe()} as 'with'", "expected names with values")
+    if with_node is not None and with_node.kind not in (OBJECT, NULL):
+        converter.report_unsupported(
+            with_node.position, f"{with_node.describe()} as 'with'", "expected names with values"
+        )
         return None
-    converted_inputs: dict[str, tuple[Node, Node]] = {}
-    for key_node, value_node in inputs.value if inputs is not None and inputs.kind == OBJECT else ():
-        _convert_input(action, action_name, key_node, value_node, converted_inputs, converter)
+    entry_by_input: dict[str, tuple[Node, Node]] = {}
+    for key_node, value_node in with_node.value if with_node is not None and with_node.kind == OBJECT else ():
+        _convert_input(action, action_name, key_node, value_node, entry_by_input, converter)
     for required_input in action.required_inputs:
-        if required_input not in converted_inputs:
+        if required_input not in entry_by_input:
             converter.report_unsupported(
                 uses.position, f"{action_name} without {quote(required_input)}", "GitHub's action needs it as well"
             )
-    position = inputs.position if inputs is not None else uses.position
-    return BuiltinStep(text_node(uses.position, action.uses), Node(OBJECT, position, [*converted_inputs.values()]))
+    position = with_node.position if with_node is not None else uses.position
+    return BuiltinStep(text_node(uses.position, action.uses), Node(OBJECT, position, [*entry_by_input.values()]))
 
 
 def _convert_input(
     action: BuiltinAction,
     action_name: str,
-    key: Node,
-    value: Node,
-    converted_inputs: dict[str, tuple[Node, Node]],
+    key_node: Node,
+    value_node: Node,
+    entry_by_input: dict[str, tuple[Node, Node]],
     converter: Converter,
 ) -> None:
-    """Add an input of an action to `converted_inputs` if it is supported and has an effect, else report it."""
-    scalar = converter.convert_scalar(value, "steps.with", key.raw)
+    """Add an input of an action to `entry_by_input` if it is supported and has an effect, else report it."""
+    scalar = converter.convert_scalar(value_node, "steps.with", key_node.raw)
     if scalar is None:
         return
     names_by_lower = {input_name.lower(): input_name for input_name in action.inputs}
-    input_name = names_by_lower.get(key.raw.lower(), key.raw)
+    input_name = names_by_lower.get(key_node.raw.lower(), key_node.raw)
     rule = action.inputs.get(input_name)
     if rule is None:
-        nearest_word = nearest(key.raw, action.inputs)
+        nearest_word = nearest(key_node.raw, action.inputs)
         listed_names = ", ".join([*action.inputs][:MAX_LISTED])
-        message = f"{quote(key.raw)}, which {action_name} does not have"
+        message = f"{quote(key_node.raw)}, which {action_name} does not have"
         converter.report_unsupported(
-            key.position, message, "" if nearest_word else f"expected one of: {listed_names}", nearest_word
+            key_node.position, message, "" if nearest_word else f"expected one of: {listed_names}", nearest_word
         )
     elif (input_name, scalar.raw.strip().lower()) in DEFAULT_INPUTS or (rule.kind == "unsupported" and not scalar.raw):
         return
     elif rule.kind == "ignored":
-        converter.warn(key.position, f"{quote(key.raw)} of {action_name} has no effect here", rule.reason)
+        converter.warn(key_node.position, f"{quote(key_node.raw)} of {action_name} has no effect here", rule.reason)
     elif rule.kind == "unsupported":
-        converter.report_unsupported(key.position, f"{quote(key.raw)} of {action_name}", rule.reason)
+        converter.report_unsupported(key_node.position, f"{quote(key_node.raw)} of {action_name}", rule.reason)
     elif input_name not in ("ref", "repository") or _selects_other_commit(input_name, scalar, converter):
-        converted_inputs[input_name] = (text_node(key.position, input_name), scalar)
+        entry_by_input[input_name] = (text_node(key_node.position, input_name), scalar)
         if action.uses == "cache":
             _check_cache_input(input_name, scalar, converter)
 
 
-def _check_cache_input(key: str, value: Node, converter: Converter) -> None:
+def _check_cache_input(input_name: str, value_node: Node, converter: Converter) -> None:
     """Report commas in the key of a cache and patterns in its paths. Expressions in these texts are not checked."""
     try:
-        plain_text = "".join(part for part in parse_template(value.raw).parts if isinstance(part, str))
+        plain_text = "".join(
+            template_part for template_part in parse_template(value_node.raw).parts if isinstance(template_part, str)
+        )
     except ExpressionError:
         return  # Reported already.
-    if key in ("key", "restore-keys") and "," in plain_text:
-        converter.report_unsupported(value.position, f"a comma in {quote(key)} of a cache", "use another character")
-    for cached_path in plain_text.splitlines() if key == "path" else ():
+    if input_name in ("key", "restore-keys") and "," in plain_text:
+        converter.report_unsupported(
+            value_node.position, f"a comma in {quote(input_name)} of a cache", "use another character"
+        )
+    for cached_path in plain_text.splitlines() if input_name == "path" else ():
         if any(character in cached_path for character in "*?[") and not cached_path.strip().startswith("!"):
             message = f"{quote(cached_path.strip())} of a cache, which is a pattern"
-            converter.warn(value.position, message, "matching files are not cached: name the folder")
+            converter.warn(value_node.position, message, "matching files are not cached: name the folder")
 
 
-def _selects_other_commit(key: str, value: Node, converter: Converter) -> bool:
+def _selects_other_commit(input_name: str, value_node: Node, converter: Converter) -> bool:
     """Return whether the input `ref` names another commit than that of the change, so that the checkout needs it.
 
     Return False for the input `repository`. Report a repository other than this one, and inputs without effect.
     """
-    match = _SINGLE_EXPRESSION.match(value.raw)
-    ref_source = re.sub(r"\s+", "", match[1]) if match else ""
-    if not value.raw.strip():
+    expression_match = _SINGLE_EXPRESSION.match(value_node.raw)
+    ref_source = re.sub(r"\s+", "", expression_match[1]) if expression_match else ""
+    if not value_node.raw.strip():
         return False
-    if key == "ref" and ref_source in SAME_COMMIT:
+    if input_name == "ref" and ref_source in SAME_COMMIT:
         converter.warn(
-            value.position, "'ref' has no effect here", "the commit of the change is checked out, never a merge of it"
+            value_node.position,
+            "'ref' has no effect here",
+            "the commit of the change is checked out, never a merge of it",
         )
-    elif key == "repository" and ref_source in SAME_REPOSITORY:
-        converter.warn(value.position, "'repository' has no effect here", "it is this repository")
-    elif key == "repository":
-        message = f"a checkout of another repository, {quote(value.raw)}"
-        converter.report_unsupported(value.position, message, "clone it in a step, with git")
-    return key == "ref" and ref_source not in SAME_COMMIT
+    elif input_name == "repository" and ref_source in SAME_REPOSITORY:
+        converter.warn(value_node.position, "'repository' has no effect here", "it is this repository")
+    elif input_name == "repository":
+        message = f"a checkout of another repository, {quote(value_node.raw)}"
+        converter.report_unsupported(value_node.position, message, "clone it in a step, with git")
+    return input_name == "ref" and ref_source not in SAME_COMMIT
 
 
-def _unsupported_reason(uses: str, name: str) -> str:
-    if uses.startswith("docker://"):
+def _unsupported_reason(action_reference: str, action_name: str) -> str:
+    if action_reference.startswith("docker://"):
         return "actions that are container images are not supported"
-    if name.lower().startswith("actions/cache/"):
+    if action_name.lower().startswith("actions/cache/"):
         return "of actions/cache only the combined action is supported"
     return "only some of GitHub's own actions are supported: use a command"

@@ -48,20 +48,23 @@ FindReplacement = Callable[[Expression], Expression | None]
 class RepositoryActions:
     """The composite actions of a repository. Parses each action file once, and limits their use in one workflow."""
 
-    def __init__(self, files: Mapping[str, str]) -> None:
-        self.files = files
+    def __init__(self, text_by_path: Mapping[str, str]) -> None:
+        self.files = text_by_path
         self._remaining_cost = MAX_COST
         self._parsed: dict[str, tuple[Node | None, tuple[Problem, ...]]] = {}
 
-    def parse_action(self, path: str, converter: Converter) -> Node | None:
+    def parse_action(self, action_path: str, converter: Converter) -> Node | None:
         """Return the root node of an action file, or None if it is not valid YAML. Report all of its problems."""
-        if path not in self._parsed:
-            action_problems = ProblemList(path)
+        if action_path not in self._parsed:
+            action_problems = ProblemList(action_path)
             try:
-                self._parsed[path] = parse_yaml(self.files[path], action_problems), action_problems.in_order()
+                self._parsed[action_path] = (
+                    parse_yaml(self.files[action_path], action_problems),
+                    action_problems.in_order(),
+                )
             except YamlError:
-                self._parsed[path] = None, action_problems.in_order()
-        root_node, file_problems = self._parsed[path]
+                self._parsed[action_path] = None, action_problems.in_order()
+        root_node, file_problems = self._parsed[action_path]
         for problem in file_problems:
             converter.report_unsupported(
                 Position(problem.line, problem.column), problem.found, problem.expected, problem.nearest
@@ -87,9 +90,9 @@ class ActionUse(NamedTuple):
     depth: int = 0
     has_working_directory: bool = False  # whether the job sets a default, which does not apply to the action's steps
 
-    def value(self, key: str) -> Node | None:
+    def value(self, key_name: str) -> Node | None:
         """Return the value of a key of the using step, or None if it is absent or null."""
-        value_node = child(self.node, key)
+        value_node = child(self.node, key_name)
         return None if value_node is None or value_node.kind == NULL else value_node
 
 
@@ -107,12 +110,17 @@ def inline_action(use: ActionUse, converter: Converter, convert_step: StepConver
     Report problems and return an empty list if the action is unsupported.
     """
     action_folder = use.uses.value.strip().removeprefix("./").strip("/")
-    files = use.actions.files
-    path = next(
-        (path for file_name in ACTION_FILES if (path := f"{action_folder}/{file_name}".lstrip("/")) in files), ""
+    text_by_path = use.actions.files
+    action_path = next(
+        (
+            action_path
+            for file_name in ACTION_FILES
+            if (action_path := f"{action_folder}/{file_name}".lstrip("/")) in text_by_path
+        ),
+        "",
     )
     action_text = f"the action {quote(use.uses.value)}"
-    if not path:
+    if not action_path:
         converter.report_unsupported(
             use.uses.position, action_text, f"there is no {action_folder}/{ACTION_FILES[0]} to read it from"
         )
@@ -122,8 +130,8 @@ def inline_action(use: ActionUse, converter: Converter, convert_step: StepConver
             use.uses.position, action_text, f"expected at most {MAX_DEPTH} actions that use each other"
         )
         return []
-    action_converter = Converter(path, files[path])
-    steps = _ActionInliner(use, action_folder, action_converter).inline_steps(convert_step)
+    action_converter = Converter(action_path, text_by_path[action_path])
+    step_nodes = _ActionInliner(use, action_folder, action_converter).inline_steps(convert_step)
     for problem in action_converter.problems.in_order():
         message = f"{action_text}: {problem.file}:{problem.line}:{problem.column}: {problem.found}"
         if problem.is_warning:
@@ -132,15 +140,17 @@ def inline_action(use: ActionUse, converter: Converter, convert_step: StepConver
             converter.report_unsupported(use.uses.position, message, problem.expected, problem.nearest)
     for secret in action_converter.secrets:
         converter.secrets.setdefault(secret)
-    return [move_node(step, use.uses.position) for step in steps]
+    return [move_node(step, use.uses.position) for step in step_nodes]
 
 
 def move_node(node: Node, at: Position) -> Node:
     """Return a copy of a node in which the node and all nodes within it have the position `at`."""
     if node.kind == LIST:
-        return list_node(at, [move_node(item, at) for item in node.value])
+        return list_node(at, [move_node(item_node, at) for item_node in node.value])
     if node.kind == OBJECT:
-        return Node(OBJECT, at, [(move_node(key, at), move_node(value, at)) for key, value in node.value])
+        return Node(
+            OBJECT, at, [(move_node(key_node, at), move_node(value_node, at)) for key_node, value_node in node.value]
+        )
     return Node(node.kind, at, node.value, node.raw, node.style)
 
 
@@ -150,9 +160,9 @@ class _ActionInliner:
     def __init__(self, use: ActionUse, folder: str, converter: Converter) -> None:
         self.use, self.folder, self.converter = use, folder, converter
         use_id = use.value("id")
-        self.prefix = f"{use_id.raw}__" if use_id is not None else f"_step{use.number}__"
-        self.inputs: dict[str, Expression] = {}
-        self.ids: dict[str, str] = {}  # ids in the job, by lower-case id in the action, in the order of the steps
+        self.id_prefix = f"{use_id.raw}__" if use_id is not None else f"_step{use.number}__"
+        self.expression_by_input: dict[str, Expression] = {}
+        self.inlined_id_by_id: dict[str, str] = {}  # In the order of the steps, by lower-case id in the action.
 
     def inline_steps(self, convert_step: StepConverter) -> list[Node]:
         """Return the converted steps of the action, with the final step that sets its outputs.
@@ -162,8 +172,8 @@ class _ActionInliner:
         root_node = self.use.actions.parse_action(self.converter.problems.file, self.converter)
         if root_node is None:
             return []
-        action_keys = {key.raw: value for key, value in pairs(root_node)}
-        runs_entries = {key.raw: value for key, value in pairs(action_keys.get("runs"))}
+        action_keys = {key_node.raw: value_node for key_node, value_node in pairs(root_node)}
+        runs_entries = {key_node.raw: value_node for key_node, value_node in pairs(action_keys.get("runs"))}
         runtime_name = runs_entries["using"].raw if "using" in runs_entries else ""
         if runtime_name.lower() != "composite":
             position = runs_entries["using"].position if "using" in runs_entries else root_node.position
@@ -172,27 +182,27 @@ class _ActionInliner:
                 position, message, "only composite actions are supported: 'using: composite'"
             )
             return []
-        steps = runs_entries.get("steps")
-        if steps is None or steps.kind != LIST or not steps.value or len(steps.value) > MAX_STEPS:
+        steps_node = runs_entries.get("steps")
+        if steps_node is None or steps_node.kind != LIST or not steps_node.value or len(steps_node.value) > MAX_STEPS:
             self.converter.report_unsupported(
                 runs_entries["using"].position, "an action without steps", f"expected 1 to {MAX_STEPS}"
             )
             return []
-        if not self.use.actions.count_use(len(steps.value), len(self.converter.source)):
+        if not self.use.actions.count_use(len(steps_node.value), len(self.converter.source)):
             self.converter.report_unsupported(
-                steps.position, "more uses of actions than a workflow may have", "use fewer of them"
+                steps_node.position, "more uses of actions than a workflow may have", "use fewer of them"
             )
             return []
         self._collect_inputs(action_keys.get("inputs"))
-        self._assign_ids(steps.value)
+        self._assign_ids(steps_node.value)
         outputs = self._convert_outputs(action_keys.get("outputs"))
-        conditions = [self._parse_step_condition(step) for step in steps.value]
+        conditions = [self._parse_step_condition(step_node) for step_node in steps_node.value]
         use_id = self.use.value("id")
-        if not self._can_inline(steps.value, conditions):
+        if not self._can_inline(steps_node.value, conditions):
             return []
         converted_steps: list[Node] = []
-        for index, step in enumerate(steps.value):
-            rewritten_step = self._rewrite_step(step, index, conditions)
+        for step_index, step_node in enumerate(steps_node.value):
+            rewritten_step = self._rewrite_step(step_node, step_index, conditions)
             inner_use = self.use._replace(node=rewritten_step, depth=self.use.depth + 1)
             converted_steps += convert_step(rewritten_step, self.converter, inner_use)
         if use_id is not None:
@@ -201,38 +211,40 @@ class _ActionInliner:
             )
         if len(converted_steps) > MAX_STEPS:
             self.converter.report_unsupported(
-                steps.position, f"{len(converted_steps)} steps in all", f"expected at most {MAX_STEPS}"
+                steps_node.position, f"{len(converted_steps)} steps in all", f"expected at most {MAX_STEPS}"
             )
             return []
         return converted_steps
 
     # -- inputs, ids and outputs
 
-    def _collect_inputs(self, inputs: Node | None) -> None:
+    def _collect_inputs(self, inputs_node: Node | None) -> None:
         """Set the expression of each declared input: the value in the using step, else the default.
 
         Report values for inputs that the action does not declare.
         """
         values_by_input = {key_node.raw.lower(): value_node for key_node, value_node in pairs(self.use.value("with"))}
-        for name_node, declaration in pairs(inputs):
+        for name_node, declaration in pairs(inputs_node):
             value_node = values_by_input.pop(name_node.raw.lower(), None)
-            self.inputs[name_node.raw.lower()] = _build_input_expression(value_node or child(declaration, "default"))
+            self.expression_by_input[name_node.raw.lower()] = _build_input_expression(
+                value_node or child(declaration, "default")
+            )
         for unknown_input in values_by_input:
             self.converter.warn(
                 Position(), f"{quote(unknown_input)}, which is not an input of this action", "it has no effect"
             )
 
-    def _assign_ids(self, steps: list[Node]) -> None:
+    def _assign_ids(self, step_nodes: list[Node]) -> None:
         """Give each step of the action an id that is unique in the job."""
-        for index, step in enumerate(steps):
-            step_id = child(step, "id")
-            id_text = step_id.raw if step_id is not None else f"_{index}"
-            self.ids[id_text.lower()] = f"{self.prefix}{id_text}"
+        for step_index, step_node in enumerate(step_nodes):
+            step_id = child(step_node, "id")
+            id_text = step_id.raw if step_id is not None else f"_{step_index}"
+            self.inlined_id_by_id[id_text.lower()] = f"{self.id_prefix}{id_text}"
 
-    def _convert_outputs(self, outputs: Node | None) -> dict[str, str]:
+    def _convert_outputs(self, outputs_node: Node | None) -> dict[str, str]:
         """Return the declared outputs of the action: templates over the steps of the job, by name."""
         templates = {}
-        for name_node, declaration in pairs(outputs):
+        for name_node, declaration in pairs(outputs_node):
             value_node = child(declaration, "value")
             if not _OUTPUT_NAME.fullmatch(name_node.raw):
                 self.converter.report_unsupported(
@@ -248,9 +260,9 @@ class _ActionInliner:
             case Index(Context(context), Literal(str(name))):
                 lower_context = context.lower()
                 if lower_context == "inputs":
-                    return self.inputs.get(name.lower(), Literal(""))
-                if lower_context == "steps" and name.lower() in self.ids:
-                    return Index(Context("steps"), Literal(self.ids[name.lower()]))
+                    return self.expression_by_input.get(name.lower(), Literal(""))
+                if lower_context == "steps" and name.lower() in self.inlined_id_by_id:
+                    return Index(Context("steps"), Literal(self.inlined_id_by_id[name.lower()]))
                 if lower_context == "github" and name.lower() == "action_path":
                     return self._action_path()
             case Context(context) if context.lower() == "inputs":
@@ -267,22 +279,22 @@ class _ActionInliner:
 
     # -- conditions
 
-    def _parse_step_condition(self, step: Node) -> Expression | None:
-        condition = child(step, "if")
+    def _parse_step_condition(self, step_node: Node) -> Expression | None:
+        condition = child(step_node, "if")
         if condition is None or not condition.raw.strip():
             return None
         return self._parse_condition(condition, self._find_replacement)
 
-    def _parse_condition(self, condition: Node, find_replacement: FindReplacement) -> Expression | None:
+    def _parse_condition(self, condition_node: Node, find_replacement: FindReplacement) -> Expression | None:
         """Return the parsed `if` with nodes replaced. Report a problem and return None if it is invalid."""
-        source = condition.raw.strip()
-        if source.startswith(OPEN) and source.endswith(CLOSE) and source.count(OPEN) == 1:
-            source = source[len(OPEN) : -len(CLOSE)]
+        condition_text = condition_node.raw.strip()
+        if condition_text.startswith(OPEN) and condition_text.endswith(CLOSE) and condition_text.count(OPEN) == 1:
+            condition_text = condition_text[len(OPEN) : -len(CLOSE)]
         try:
-            return replace_nodes(parse(source), find_replacement)
+            return replace_nodes(parse(condition_text), find_replacement)
         except ExpressionSyntaxError as error:
             self.converter.report_unsupported(
-                condition.position, error.problem.found, f"expected {error.problem.expected}"
+                condition_node.position, error.problem.found, f"expected {error.problem.expected}"
             )
             return None
 
@@ -296,17 +308,17 @@ class _ActionInliner:
 
     def _continues_on_error(self) -> bool:
         """Return whether the using step has `continue-on-error`, so that the job continues if the action fails."""
-        value = self.use.value(CONTINUE_ON_ERROR)
-        return value is not None and value.raw != "false"
+        value_node = self.use.value(CONTINUE_ON_ERROR)
+        return value_node is not None and value_node.raw != "false"
 
     def _runs_after_failure(self) -> bool:
         """Return whether the action may run after a failed step, or the job may continue after the action failed."""
         return _uses_status(self._use_condition) or self._continues_on_error()
 
-    def _can_inline(self, steps: list[Node], conditions: list[Expression | None]) -> bool:
+    def _can_inline(self, step_nodes: list[Node], conditions: list[Expression | None]) -> bool:
         """Return whether the inlined steps behave like the action on GitHub. Report a problem if they do not."""
-        position, runs_after_failure = steps[0].position, self._runs_after_failure()
-        if self.use.value(TIMEOUT) is not None and len(steps) > 1:
+        position, runs_after_failure = step_nodes[0].position, self._runs_after_failure()
+        if self.use.value(TIMEOUT) is not None and len(step_nodes) > 1:
             self.converter.report_unsupported(
                 position, f"{quote(TIMEOUT)} of an action with several steps", "set it for a command"
             )
@@ -322,23 +334,24 @@ class _ActionInliner:
             return False
         return True
 
-    def _combine_conditions(self, condition: Expression | None, index: int) -> Node | None:
-        """Return the `if` of the step at `index` in the job, or None if it needs none.
+    def _combine_conditions(self, condition: Expression | None, step_index: int) -> Node | None:
+        """Return the `if` of the step at `step_index` in the job, or None if it needs none.
 
         A step runs if the action runs, no earlier step of the action failed, and its own `condition` holds. If that
         uses a status function, the step also runs after failures within the action.
         """
         use_condition, uses_status = self._use_condition, _uses_status(condition)
-        first_id = next(iter(self.ids.values()))
+        first_id = next(iter(self.inlined_id_by_id.values()))
         conditions: list[Expression] = []
         if uses_status:
-            conditions.append(Call("success") if index == 0 else _compare_result(first_id, "!=", "skipped"))
+            conditions.append(Call("success") if step_index == 0 else _compare_result(first_id, "!=", "skipped"))
         elif self._runs_after_failure():
             result_property = "outcome" if self._continues_on_error() else "conclusion"
             conditions += [
-                _compare_result(id, "!=", "failure", result_property) for id in list(self.ids.values())[:index]
+                _compare_result(step_id, "!=", "failure", result_property)
+                for step_id in list(self.inlined_id_by_id.values())[:step_index]
             ]
-        if use_condition is not None and not (uses_status and index):
+        if use_condition is not None and not (uses_status and step_index):
             conditions.insert(0, use_condition)
         if condition is not None:
             conditions.append(condition)
@@ -350,32 +363,39 @@ class _ActionInliner:
 
     # -- steps
 
-    def _rewrite_step(self, step: Node, index: int, conditions: list[Expression | None]) -> Node:
-        """Return the step of the action at `index`, rewritten as a step of the job."""
-        if step.kind != OBJECT:
-            return step
+    def _rewrite_step(self, step_node: Node, step_index: int, conditions: list[Expression | None]) -> Node:
+        """Return the step of the action at `step_index`, rewritten as a step of the job."""
+        if step_node.kind != OBJECT:
+            return step_node
         rewritten_entries: list[tuple[Node, Node]] = []
-        for key_node, value_node in step.value:
+        for key_node, value_node in step_node.value:
             if key_node.raw not in ("if", "id", "env"):
                 rewritten_entries.append((key_node, self._rewrite_value(value_node)))
         rewritten_entries.append(
-            (text_node(step.position, "id"), text_node(step.position, list(self.ids.values())[index]))
+            (
+                text_node(step_node.position, "id"),
+                text_node(step_node.position, list(self.inlined_id_by_id.values())[step_index]),
+            )
         )
-        if (condition := self._combine_conditions(conditions[index], index)) is not None:
-            rewritten_entries.append((text_node(step.position, "if"), text_node(step.position, condition.value)))
+        if (condition := self._combine_conditions(conditions[step_index], step_index)) is not None:
+            rewritten_entries.append(
+                (text_node(step_node.position, "if"), text_node(step_node.position, condition.value))
+            )
         for key_name in (CONTINUE_ON_ERROR, TIMEOUT):
             if (value_node := self.use.value(key_name)) is not None and all(
                 key_node.raw != key_name for key_node, _ in rewritten_entries
             ):
-                rewritten_entries.append((text_node(step.position, key_name), value_node))
-        if env := self._merge_env(step):
-            rewritten_entries.append((text_node(step.position, "env"), Node(OBJECT, step.position, env)))
+                rewritten_entries.append((text_node(step_node.position, key_name), value_node))
+        if env := self._merge_env(step_node):
+            rewritten_entries.append((text_node(step_node.position, "env"), Node(OBJECT, step_node.position, env)))
         key_names = {key_node.raw for key_node, _ in rewritten_entries}
         if "run" in key_names and self.use.has_working_directory and "working-directory" not in key_names:
-            rewritten_entries.append((text_node(step.position, "working-directory"), text_node(step.position, ".")))
-        return Node(OBJECT, step.position, rewritten_entries)
+            rewritten_entries.append(
+                (text_node(step_node.position, "working-directory"), text_node(step_node.position, "."))
+            )
+        return Node(OBJECT, step_node.position, rewritten_entries)
 
-    def _merge_env(self, step: Node) -> list[tuple[Node, Node]]:
+    def _merge_env(self, step_node: Node) -> list[tuple[Node, Node]]:
         """Return the variables of an inlined step: those of the using step and of the step in the action.
 
         Add GITHUB_ACTION_PATH if the command of the step uses it.
@@ -383,31 +403,37 @@ class _ActionInliner:
         merged_env = {key_node.raw: (key_node, value_node) for key_node, value_node in pairs(self.use.value("env"))}
         merged_env |= {
             key_node.raw: (key_node, self._rewrite_value(value_node))
-            for key_node, value_node in pairs(child(step, "env"))
+            for key_node, value_node in pairs(child(step_node, "env"))
         }
-        command_node = child(step, "run")
+        command_node = child(step_node, "run")
         if command_node is not None and ACTION_PATH_VARIABLE in command_node.raw:
-            path_node = text_node(step.position, f"{OPEN} {format_expression(self._action_path())} {CLOSE}")
-            merged_env[ACTION_PATH_VARIABLE] = (text_node(step.position, ACTION_PATH_VARIABLE), path_node)
+            path_node = text_node(step_node.position, f"{OPEN} {format_expression(self._action_path())} {CLOSE}")
+            merged_env[ACTION_PATH_VARIABLE] = (text_node(step_node.position, ACTION_PATH_VARIABLE), path_node)
         return [*merged_env.values()]
 
     def _rewrite_value(self, node: Node) -> Node:
         """Return a copy of a value of a step with the expressions in its texts replaced for the job."""
         if node.kind == LIST:
-            return list_node(node.position, [self._rewrite_value(item) for item in node.value])
+            return list_node(node.position, [self._rewrite_value(item_node) for item_node in node.value])
         if node.kind == OBJECT:
-            return Node(OBJECT, node.position, [(key, self._rewrite_value(value)) for key, value in node.value])
+            return Node(
+                OBJECT, node.position, [(key_node, self._rewrite_value(value)) for key_node, value in node.value]
+            )
         if node.kind != TEXT or OPEN not in node.value:
             return node
         rewritten_text = replace_in_template(node.value, self._find_replacement)
         return Node(TEXT, node.position, rewritten_text, rewritten_text, node.style or '"')
 
-    def _build_final_step(self, use_id: Node, outputs: dict[str, str], conditions: list[Expression | None]) -> Node:
+    def _build_final_step(
+        self, use_id: Node, template_by_output: dict[str, str], conditions: list[Expression | None]
+    ) -> Node:
         """Return a step with the id of the using step, which sets the outputs and fails if the action failed."""
         position = use_id.position
         result_property = "outcome" if self._continues_on_error() else "conclusion"
-        failure_checks = [_compare_result(id, "==", "failure", result_property) for id in self.ids.values()]
-        first_id = next(iter(self.ids.values()))
+        failure_checks = [
+            _compare_result(id, "==", "failure", result_property) for id in self.inlined_id_by_id.values()
+        ]
+        first_id = next(iter(self.inlined_id_by_id.values()))
         has_run = And((_compare_result(first_id, "!=", "skipped"), Call("always")))
         condition = (
             text_node(position, format_expression(has_run))
@@ -417,7 +443,7 @@ class _ActionInliner:
         has_failed = format_expression(failure_checks[0] if len(failure_checks) == 1 else Or(tuple(failure_checks)))
         env = {"FAILED": text_node(position, f"{OPEN} {has_failed} {CLOSE}")}
         script_lines = []
-        for output_index, (output_name, output_value) in enumerate(outputs.items()):
+        for output_index, (output_name, output_value) in enumerate(template_by_output.items()):
             env[f"OUTPUT_{output_index}"] = text_node(position, output_value)
             printf_arguments = f"'{output_name}' {END_OF_OUTPUT} \"$OUTPUT_{output_index}\" {END_OF_OUTPUT}"
             script_lines.append(f"printf '%s<<%s\\n%s\\n%s\\n' {printf_arguments} >> \"$GITHUB_OUTPUT\"")
@@ -433,23 +459,23 @@ class _ActionInliner:
         return object_node(position, step_keys)
 
 
-def _compare_result(id: str, operator: str, result: str, property: str = "conclusion") -> Expression:
+def _compare_result(step_id: str, operator: str, step_result: str, property: str = "conclusion") -> Expression:
     """Return the expression `steps.ID.PROPERTY OPERATOR 'RESULT'`."""
-    return Compare(operator, Index(Index(Context("steps"), Literal(id)), Literal(property)), Literal(result))
+    return Compare(operator, Index(Index(Context("steps"), Literal(step_id)), Literal(property)), Literal(step_result))
 
 
 def _uses_status(condition: Expression | None) -> bool:
     return condition is not None and uses_status_function(condition)
 
 
-def _build_input_expression(value: Node | None) -> Expression:
+def _build_input_expression(value_node: Node | None) -> Expression:
     """Return an expression for the value of an input, as a string: on GitHub, inputs of actions are always strings."""
-    if value is None or value.kind in (NULL, LIST, OBJECT):
+    if value_node is None or value_node.kind in (NULL, LIST, OBJECT):
         return Literal("")
-    if value.kind != TEXT or OPEN not in value.value:
-        return Literal(to_text(value.value))
+    if value_node.kind != TEXT or OPEN not in value_node.value:
+        return Literal(to_text(value_node.value))
     try:
-        template = parse_template(value.value)
+        template = parse_template(value_node.value)
         if template.single_expression is not None:
             return Call("format", (Literal("{0}"), template.single_expression))
         return parse(as_expression(template))

@@ -62,7 +62,7 @@ def convert_services(node: Node, converter: Converter) -> Node | None:
     return Node(OBJECT, node.position, converted_services)
 
 
-def _convert_service(name: Node, node: Node, converter: Converter) -> Node | None:
+def _convert_service(name_node: Node, node: Node, converter: Converter) -> Node | None:
     if node.kind != OBJECT:
         image = _convert_image(converter.convert_text(node, "jobs.services", "image"))
         return object_node(node.position, {"image": image}) if image is not None else None
@@ -75,7 +75,7 @@ def _convert_service(name: Node, node: Node, converter: Converter) -> Node | Non
     if image is None:
         if "image" not in entries:
             converter.report_unsupported(
-                name.position, f"the service {quote(name.raw)} without 'image'", "expected the image"
+                name_node.position, f"the service {quote(name_node.raw)} without 'image'", "expected the image"
             )
         return None
     nodes_by_key: dict[str, Node | None] = {"image": image}
@@ -127,27 +127,27 @@ def _convert_health_options(node: Node, converter: Converter) -> Node | None:
     options_text = converter.convert_text(node, "jobs.services", "options")
     if options_text is None:
         return None
-    command: Node | None = None
-    arguments = split_command_line(options_text.value)
-    if arguments is None:
+    command_node: Node | None = None
+    option_words = split_command_line(options_text.value)
+    if option_words is None:
         converter.report_unsupported(
             node.position, "options with an unterminated quote, or too many options", "close the quote"
         )
         return None
-    index = 0
-    while index < len(arguments):
-        option, has_value, option_value = arguments[index].partition("=")
-        index += 1
+    word_index = 0
+    while word_index < len(option_words):
+        option, has_value, option_value = option_words[word_index].partition("=")
+        word_index += 1
         if option not in (HEALTH_COMMAND, *HEALTH_TIMING, *OTHER_HEALTH_OPTIONS, "--no-healthcheck"):
             reason = "only health options are supported: --health-cmd and its timing"
             converter.report_unsupported(node.position, f"the option {quote(option)} of a service", reason)
             return None
         if not has_value and option != "--no-healthcheck":
-            option_value = arguments[index] if index < len(arguments) else ""
-            index += 1
+            option_value = option_words[word_index] if word_index < len(option_words) else ""
+            word_index += 1
         if option == HEALTH_COMMAND and option_value:
-            command = text_node(node.position, option_value)
-    return command
+            command_node = text_node(node.position, option_value)
+    return command_node
 
 
 def split_command_line(text: str) -> list[str] | None:
@@ -157,9 +157,9 @@ def split_command_line(text: str) -> list[str] | None:
     """
     words: list[str] = []
     word_end = 0
-    while match := _SHELL_WORD.match(text, word_end):
+    while word_match := _SHELL_WORD.match(text, word_end):
         word_parts = []
-        for escaped, double_quoted, single_quoted, unquoted in _WORD_PART.findall(match[1]):
+        for escaped, double_quoted, single_quoted, unquoted in _WORD_PART.findall(word_match[1]):
             word_parts.append(
                 escaped
                 or (re.sub(r'\\(["\\$`])', r"\1", double_quoted) if double_quoted else "")
@@ -167,7 +167,7 @@ def split_command_line(text: str) -> list[str] | None:
                 or unquoted
             )
         words.append("".join(word_parts))
-        word_end = match.end()
+        word_end = word_match.end()
         if len(words) > MAX_OPTION_WORDS:
             return None
     return words if not text[word_end:].strip() else None

@@ -44,13 +44,13 @@ class Converter:
     """Converts the values of one part of a workflow file (the file itself, one job, or one composite action).
 
     A method that cannot convert a value records a problem and returns None. `availability_key` is the key in
-    AVAILABILITY with the contexts that the value may use; `name` is the key of the value, for messages. `secrets`
-    collects the names of the used secrets.
+    AVAILABILITY with the contexts that the value may use; `value_name` is the key of the value, for messages.
+    `secrets` collects the names of the used secrets.
     """
 
-    def __init__(self, file: str, source: str) -> None:
+    def __init__(self, file: str, file_text: str) -> None:
         self.problems = ProblemList(file)
-        self.source = source
+        self.source = file_text
         self.secrets: dict[str, None] = {}
 
     def report_unsupported(self, at: Position, found: str, reason: str = "", nearest_word: str = "") -> None:
@@ -63,13 +63,13 @@ class Converter:
 
     # -- texts and numbers
 
-    def convert_scalar(self, node: Node, availability_key: str, name: str = "") -> Node | None:
+    def convert_scalar(self, node: Node, availability_key: str, value_name: str = "") -> Node | None:
         """Convert a text, number or boolean as GitHub reads it; null becomes an empty text.
 
         Report lists and objects.
         """
         if node.kind in (LIST, OBJECT):
-            message = f"{node.describe()} as {quote(name)}" if name else node.describe()
+            message = f"{node.describe()} as {quote(value_name)}" if value_name else node.describe()
             self.report_unsupported(node.position, message, "expected a text, a number, true or false")
             return None
         if node.style == REJECTED:
@@ -83,39 +83,39 @@ class Converter:
         self.parse_expressions(node, availability_key)
         return Node(TEXT, node.position, node.value, node.value, node.style or '"')
 
-    def convert_text(self, node: Node, availability_key: str, name: str = "") -> Node | None:
+    def convert_text(self, node: Node, availability_key: str, value_name: str = "") -> Node | None:
         """Convert a text, number or boolean to a text."""
-        scalar = self.convert_scalar(node, availability_key, name)
+        scalar = self.convert_scalar(node, availability_key, value_name)
         if scalar is None or scalar.kind == TEXT:
             return scalar
         return text_node(scalar.position, scalar.raw)
 
-    def convert_line(self, node: Node, availability_key: str, name: str = "") -> Node | None:
+    def convert_line(self, node: Node, availability_key: str, value_name: str = "") -> Node | None:
         """Convert a text, number or boolean to a text on one line, with single spaces."""
-        scalar = self.convert_text(node, availability_key, name)
+        scalar = self.convert_text(node, availability_key, value_name)
         return None if scalar is None else text_node(scalar.position, " ".join(scalar.value.split()))
 
-    def convert_boolean(self, node: Node, availability_key: str, name: str) -> Node | None:
+    def convert_boolean(self, node: Node, availability_key: str, value_name: str) -> Node | None:
         """Convert a boolean, a text `true` or `false`, or an expression. Report any other value."""
-        scalar = self.convert_scalar(node, availability_key, name)
+        scalar = self.convert_scalar(node, availability_key, value_name)
         if scalar is None or scalar.kind == BOOL or is_expression(scalar):
             return scalar
         if scalar.kind == TEXT and scalar.value.strip().lower() in ("true", "false"):
             return Node(BOOL, scalar.position, scalar.value.strip().lower() == "true", scalar.value.strip().lower())
         self.report_unsupported(
-            node.position, f"{node.describe()} as {quote(name)}", "expected true, false or an expression ${{ … }}"
+            node.position, f"{node.describe()} as {quote(value_name)}", "expected true, false or an expression ${{ … }}"
         )
         return None
 
-    def convert_number(self, node: Node, availability_key: str, name: str) -> Node | None:
+    def convert_number(self, node: Node, availability_key: str, value_name: str) -> Node | None:
         """Convert a number, a text of digits, or an expression. Report any other value."""
-        scalar = self.convert_scalar(node, availability_key, name)
+        scalar = self.convert_scalar(node, availability_key, value_name)
         if scalar is None or scalar.kind == NUMBER or is_expression(scalar):
             return scalar
         if scalar.kind == TEXT and scalar.value.strip().isascii() and scalar.value.strip().isdigit():
             return Node(NUMBER, scalar.position, int(scalar.value[:18]), str(int(scalar.value[:18])))
         self.report_unsupported(
-            node.position, f"{node.describe()} as {quote(name)}", "expected a number or an expression ${{ … }}"
+            node.position, f"{node.describe()} as {quote(value_name)}", "expected a number or an expression ${{ … }}"
         )
         return None
 
@@ -160,14 +160,14 @@ class Converter:
         return text_node(node.position, condition_text)
 
     def _convert_text_condition(
-        self, node: Node, source: str, availability_key: str, error: ExpressionSyntaxError
+        self, node: Node, condition_text: str, availability_key: str, error: ExpressionSyntaxError
     ) -> Node | None:
         """Convert an `if` that mixes `${{ }}` with other text to a true condition.
 
         Report `error` for any other text.
         """
         try:
-            template = parse_template(source.strip())
+            template = parse_template(condition_text.strip())
         except ExpressionSyntaxError:
             template = None
         if template is None or template.single_expression is not None or not template.expressions:
@@ -202,27 +202,28 @@ class Converter:
     def _note_context_use(self, node: Node, expression: Expression) -> None:
         """Collect the names of secrets that an expression uses.
 
-        Report uses of `secrets` and `github` without a value here.
+        Warn about values of `github` and `secrets` that are empty here, and report `secrets` without a name or with a
+        computed one as unsupported.
         """
         named_columns: set[int] = set()
         for subexpression, _ in walk(expression):
             match subexpression:
-                case Index(Context(context, column), Literal(str(name))) if context.lower() == "secrets":
+                case Index(Context(context_name, column), Literal(str(key))) if context_name.lower() == "secrets":
                     named_columns.add(column)
-                    self._collect_secret(node, column, name)
-                case Index(Context(context, column), Literal(str(name))) if context.lower() == "github":
-                    if name.lower() == "token":
+                    self._collect_secret(node, column, key)
+                case Index(Context(context_name, column), Literal(str(key))) if context_name.lower() == "github":
+                    if key.lower() == "token":
                         self.warn(
                             self._position_at(node, column),
                             "'github.token' is empty here",
                             "jobs get no token of the forge",
                         )
-                    elif name.lower() not in GITHUB_CONTEXT_KEYS:
-                        message = f"'github.{name[:40]}' is empty here"
+                    elif key.lower() not in GITHUB_CONTEXT_KEYS:
+                        message = f"'github.{key[:40]}' is empty here"
                         self.warn(
                             self._position_at(node, column), message, f"available: {', '.join(GITHUB_CONTEXT_KEYS)}"
                         )
-                case Context(context, column) if context.lower() == "secrets" and column not in named_columns:
+                case Context(context_name, column) if context_name.lower() == "secrets" and column not in named_columns:
                     message = "all secrets at once, or a secret with a computed name"
                     self.report_unsupported(
                         self._position_at(node, column), message, "a job gets secrets by name: write secrets.NAME"
@@ -260,14 +261,20 @@ def text_node(at: Position, text: str) -> Node:
     return Node(TEXT, at, text, text, '"')
 
 
-def list_node(at: Position, items: list[Node]) -> Node:
-    return Node(LIST, at, items)
+def list_node(at: Position, item_nodes: list[Node]) -> Node:
+    return Node(LIST, at, item_nodes)
 
 
-def object_node(at: Position, pairs: dict[str, Node | None]) -> Node:
+def object_node(at: Position, value_node_by_key: dict[str, Node | None]) -> Node:
     """Return a node for an object, without the keys whose value is None."""
     return Node(
-        OBJECT, at, [(text_node(value.position, name), value) for name, value in pairs.items() if value is not None]
+        OBJECT,
+        at,
+        [
+            (text_node(value_node.position, key), value_node)
+            for key, value_node in value_node_by_key.items()
+            if value_node is not None
+        ],
     )
 
 

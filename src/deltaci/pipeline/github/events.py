@@ -32,10 +32,10 @@ IGNORED_TYPES: Final = (
 INPUT_TYPES: Final = ("string", "number", "boolean", "choice", "environment")
 
 
-def convert_events(key: Node, on: Node, converter: Converter) -> Node:
+def convert_events(key_node: Node, on_node: Node, converter: Converter) -> Node:
     """Convert `on` to that of a pipeline. Report unsupported events, and warn if no event starts the workflow."""
     nodes_by_key: dict[str, Node | None] = {}
-    for name_node, value_node in _event_entries(key, on, converter):
+    for name_node, value_node in _event_entries(key_node, on_node, converter):
         event_name = name_node.raw
         if event_name == "workflow_dispatch":
             nodes_by_key["manual"] = _convert_manual_start(name_node, value_node, converter)
@@ -63,37 +63,37 @@ def convert_events(key: Node, on: Node, converter: Converter) -> Node:
                 nearest_word,
             )
     if not any(nodes_by_key.values()):
-        converter.warn(key.position, "no event starts this workflow here", "it can only be started by name")
-    return object_node(on.position, nodes_by_key)
+        converter.warn(key_node.position, "no event starts this workflow here", "it can only be started by name")
+    return object_node(on_node.position, nodes_by_key)
 
 
-def _event_entries(key: Node, on: Node, converter: Converter) -> list[tuple[Node, Node]]:
+def _event_entries(key_node: Node, on_node: Node, converter: Converter) -> list[tuple[Node, Node]]:
     """Return the names and settings of all events of `on`, which is an object, a list or a single name."""
-    if on.kind == OBJECT:
-        return [(name_node, value_node) for name_node, value_node in on.value]
-    if on.kind in (TEXT, LIST):
-        entries = []
-        for name_node in items(on):
+    if on_node.kind == OBJECT:
+        return [(name_node, value_node) for name_node, value_node in on_node.value]
+    if on_node.kind in (TEXT, LIST):
+        event_entries = []
+        for name_node in items(on_node):
             if name_node.kind == TEXT:
-                entries.append((name_node, Node(NULL, name_node.position)))
+                event_entries.append((name_node, Node(NULL, name_node.position)))
             else:
                 converter.report_unsupported(
                     name_node.position, f"{name_node.describe()} as an event", "expected its name, e.g. push"
                 )
-        return entries
-    converter.report_unsupported(key.position, f"{on.describe()} as 'on'", "expected events, e.g. push")
+        return event_entries
+    converter.report_unsupported(key_node.position, f"{on_node.describe()} as 'on'", "expected events, e.g. push")
     return []
 
 
-def _convert_filters(key: Node, value: Node, event: str, converter: Converter) -> Node | None:
+def _convert_filters(key_node: Node, value_node: Node, event_name: str, converter: Converter) -> Node | None:
     """Convert the filters of `push` or `pull_request`. Return None if no supported type starts the workflow."""
-    if value.kind == NULL:
-        return Node(OBJECT, key.position, [])
-    entries = read_entries(value, f"'{event}'", converter)
+    if value_node.kind == NULL:
+        return Node(OBJECT, key_node.position, [])
+    entries = read_entries(value_node, f"'{event_name}'", converter)
     nodes_by_key: dict[str, Node | None] = {}
-    for filter_name, (filter_key, patterns) in entries.items():
+    for filter_name, (filter_key, patterns_node) in entries.items():
         if filter_name == "types":
-            nodes_by_key[filter_name] = _convert_types(patterns, converter)
+            nodes_by_key[filter_name] = _convert_types(patterns_node, converter)
             if nodes_by_key[filter_name] is None:
                 return None
             continue
@@ -103,10 +103,12 @@ def _convert_filters(key: Node, value: Node, event: str, converter: Converter) -
                 f"{quote(filter_name)} and '{filter_name}-ignore' together",
                 "GitHub accepts only one of them",
             )
-        pattern_lines = [converter.convert_line(pattern, "run-name", filter_name) for pattern in items(patterns)]
+        pattern_lines = [
+            converter.convert_line(pattern_node, "run-name", filter_name) for pattern_node in items(patterns_node)
+        ]
         non_empty = [pattern_line for pattern_line in pattern_lines if pattern_line is not None and pattern_line.value]
-        nodes_by_key[filter_name] = list_node(patterns.position, non_empty) if non_empty else None
-    return object_node(value.position, nodes_by_key)
+        nodes_by_key[filter_name] = list_node(patterns_node.position, non_empty) if non_empty else None
+    return object_node(value_node.position, nodes_by_key)
 
 
 def _convert_types(node: Node, converter: Converter) -> Node | None:
@@ -137,12 +139,14 @@ def _convert_types(node: Node, converter: Converter) -> Node | None:
     return list_node(node.position, supported_types) if supported_types else None
 
 
-def _convert_schedules(key: Node, value: Node, converter: Converter) -> Node | None:
-    if value.kind != LIST:
-        converter.report_unsupported(key.position, f"{value.describe()} as 'schedule'", "expected a list of 'cron: …'")
+def _convert_schedules(key_node: Node, value_node: Node, converter: Converter) -> Node | None:
+    if value_node.kind != LIST:
+        converter.report_unsupported(
+            key_node.position, f"{value_node.describe()} as 'schedule'", "expected a list of 'cron: …'"
+        )
         return None
     schedules = []
-    for schedule_node in value.value:
+    for schedule_node in value_node.value:
         entries = read_entries(schedule_node, "a schedule", converter)
         cron = entries.get("cron")
         if cron is None or cron.value.kind != TEXT:
@@ -161,36 +165,38 @@ def _convert_schedules(key: Node, value: Node, converter: Converter) -> Node | N
             )
             time_zone = None
         schedules.append(object_node(schedule_node.position, {"cron": cron_expression, "timezone": time_zone}))
-    return list_node(value.position, schedules) if schedules else None
+    return list_node(value_node.position, schedules) if schedules else None
 
 
 # -- manual runs
 
 
-def _convert_manual_start(key: Node, value: Node, converter: Converter) -> Node:
-    entries = {} if value.kind == NULL else read_entries(value, "'workflow_dispatch'", converter)
+def _convert_manual_start(key_node: Node, value_node: Node, converter: Converter) -> Node:
+    entries = {} if value_node.kind == NULL else read_entries(value_node, "'workflow_dispatch'", converter)
     if "inputs" not in entries:
-        return Node(OBJECT, key.position, [])
-    inputs = entries["inputs"].value
-    if inputs.kind != OBJECT:
+        return Node(OBJECT, key_node.position, [])
+    inputs_node = entries["inputs"].value
+    if inputs_node.kind != OBJECT:
         converter.report_unsupported(
-            inputs.position, f"{inputs.describe()} as 'inputs'", "expected names, each with its own keys"
+            inputs_node.position, f"{inputs_node.describe()} as 'inputs'", "expected names, each with its own keys"
         )
-        return Node(OBJECT, key.position, [])
+        return Node(OBJECT, key_node.position, [])
     converted_inputs = [
-        (name_node, _convert_input(name_node, input_node, converter)) for name_node, input_node in inputs.value
+        (name_node, _convert_input(name_node, input_node, converter)) for name_node, input_node in inputs_node.value
     ]
     return Node(
-        OBJECT, value.position, [(text_node(value.position, "inputs"), Node(OBJECT, inputs.position, converted_inputs))]
+        OBJECT,
+        value_node.position,
+        [(text_node(value_node.position, "inputs"), Node(OBJECT, inputs_node.position, converted_inputs))],
     )
 
 
-def _convert_input(name: Node, value: Node, converter: Converter) -> Node:
-    entries = {} if value.kind == NULL else read_entries(value, "an input", converter)
+def _convert_input(name_node: Node, value_node: Node, converter: Converter) -> Node:
+    entries = {} if value_node.kind == NULL else read_entries(value_node, "an input", converter)
     nodes_by_key: dict[str, Node | None] = {}
     if "description" in entries:
         nodes_by_key["description"] = converter.convert_line(entries["description"].value, "run-name", "description")
-    type_node = entries["type"].value if "type" in entries else text_node(name.position, "string")
+    type_node = entries["type"].value if "type" in entries else text_node(name_node.position, "string")
     if type_node.raw not in INPUT_TYPES:
         nearest_word = nearest(type_node.raw, INPUT_TYPES)
         converter.report_unsupported(
@@ -203,21 +209,25 @@ def _convert_input(name: Node, value: Node, converter: Converter) -> Node:
     if "required" in entries:
         nodes_by_key["required"] = converter.convert_boolean(entries["required"].value, "run-name", "required")
     if "default" in entries:
-        default = entries["default"].value
+        default_node = entries["default"].value
         has_typed_default = type_node.raw in ("boolean", "number")
         nodes_by_key["default"] = (converter.convert_scalar if has_typed_default else converter.convert_text)(
-            default, "run-name", "default"
+            default_node, "run-name", "default"
         )
         if type_node.raw == "boolean":
-            nodes_by_key["default"] = converter.convert_boolean(default, "run-name", "default")
+            nodes_by_key["default"] = converter.convert_boolean(default_node, "run-name", "default")
     if "options" in entries and type_node.raw == "choice":
         options_node = entries["options"].value
         nodes_by_key["options"] = list_node(
             options_node.position,
-            [text for option_node in items(options_node) if (text := converter.convert_text(option_node, "run-name"))],
+            [
+                option_text
+                for option_node in items(options_node)
+                if (option_text := converter.convert_text(option_node, "run-name"))
+            ],
         )
     if type_node.raw == "choice" and "options" not in entries:
         converter.report_unsupported(
-            name.position, f"the input {quote(name.raw)}, a choice without 'options'", "expected a list"
+            name_node.position, f"the input {quote(name_node.raw)}, a choice without 'options'", "expected a list"
         )
-    return object_node(value.position, nodes_by_key)
+    return object_node(value_node.position, nodes_by_key)

@@ -98,8 +98,10 @@ def convert_needs(node: Node, converter: Converter) -> Node:
 def convert_concurrency(node: Node, availability_key: str, converter: Converter) -> Node | None:
     """Convert `concurrency` of a workflow or job. Return None if it names no group."""
     if node.kind != OBJECT:
-        group = converter.convert_text(node, availability_key, "concurrency")
-        return object_node(node.position, {"group": group}) if group is not None and group.value else None
+        group_node = converter.convert_text(node, availability_key, "concurrency")
+        return (
+            object_node(node.position, {"group": group_node}) if group_node is not None and group_node.value else None
+        )
     entries = read_entries(node, "'concurrency'", converter)
     if "group" not in entries:
         converter.report_unsupported(node.position, "'concurrency' without 'group'", "expected the group's name")
@@ -195,9 +197,9 @@ def _convert_outputs(node: Node, converter: Converter) -> Node | None:
     if node.kind != OBJECT:
         converter.report_unsupported(node.position, f"{node.describe()} as 'outputs'", "expected names with texts")
         return None
-    converted_outputs = []
+    output_pairs = []
     for name_node, output_node in node.value:
         converted_output = converter.convert_text(output_node, "jobs.outputs", name_node.raw)
         if converted_output is not None and converted_output.kind == TEXT and converted_output.value:
-            converted_outputs.append((name_node, converted_output))
-    return Node(OBJECT, node.position, converted_outputs)
+            output_pairs.append((name_node, converted_output))
+    return Node(OBJECT, node.position, output_pairs)

@@ -164,15 +164,17 @@ KEY_RULES: Final[dict[str, dict[str, KeyRule]]] = {
 }
 
 
-def read_entries(node: Node, part: str, converter: Converter) -> Entries:
+def read_entries(node: Node, object_kind: str, converter: Converter) -> Entries:
     """Return the supported keys of an object with their values, except null. Report all other keys.
 
-    `part` is the kind of object, a key of KEY_RULES such as "a job".
+    `object_kind` is the kind of object, a key of KEY_RULES such as "a job".
     """
-    rules = KEY_RULES[part]
+    rules = KEY_RULES[object_kind]
     if node.kind != OBJECT:
         converter.report_unsupported(
-            node.position, f"{node.describe()} as {part}", f"expected an object with {', '.join([*rules][:MAX_LISTED])}"
+            node.position,
+            f"{node.describe()} as {object_kind}",
+            f"expected an object with {', '.join([*rules][:MAX_LISTED])}",
         )
         return {}
     entries: Entries = {}
@@ -181,21 +183,21 @@ def read_entries(node: Node, part: str, converter: Converter) -> Entries:
         if rule is None:
             nearest_word = nearest(key_node.raw, rules)
             expected = ", ".join(sorted(rules)[:MAX_LISTED]) + (" …" if len(rules) > MAX_LISTED else "")
-            message = f"the key {quote(key_node.raw)}, which {part} does not have"
+            message = f"the key {quote(key_node.raw)}, which {object_kind} does not have"
             converter.report_unsupported(
                 key_node.position, message, "" if nearest_word else f"expected one of: {expected}", nearest_word
             )
         elif rule.kind == "ignored":
             converter.warn(key_node.position, f"{quote(key_node.raw)} has no effect here", rule.reason)
-        elif key_node.raw in ("with", "secrets") and part == "a job" and has_key(node, "uses"):
+        elif key_node.raw in ("with", "secrets") and object_kind == "a job" and has_key(node, "uses"):
             continue  # Reported for 'uses'.
         elif rule.kind == "unsupported":
-            converter.report_unsupported(key_node.position, f"{quote(key_node.raw)} of {part}", rule.reason)
+            converter.report_unsupported(key_node.position, f"{quote(key_node.raw)} of {object_kind}", rule.reason)
         elif value_node.kind != NULL:
             entries[key_node.raw] = Entry(key_node, value_node)
     return entries
 
 
-def has_key(node: Node | None, name: str) -> bool:
+def has_key(node: Node | None, key: str) -> bool:
     """Return whether a node is an object that has a key of this name."""
-    return node is not None and node.kind == OBJECT and any(key_node.raw == name for key_node, _ in node.value)
+    return node is not None and node.kind == OBJECT and any(key_node.raw == key for key_node, _ in node.value)

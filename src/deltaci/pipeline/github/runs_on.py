@@ -66,27 +66,27 @@ def label_list(node: Node, runs_on: RunsOn) -> Node | None:
     return list_node(node.position, runs_on.labels) if runs_on.labels else None
 
 
-def _convert_runner_name(name: str) -> list[str]:
+def _convert_runner_name(runner_name: str) -> list[str]:
     """Return the labels that stand for one of GitHub's runner names; any other name is a label itself."""
-    lower_name = name.lower()
+    lower_name = runner_name.lower()
     if lower_name == ANY_RUNNER:
         return []
     for prefix, label in SYSTEM_LABELS.items():
         if lower_name.startswith(prefix):
             return [label, ARM_LABEL] if lower_name.endswith(ARM_SUFFIX) else [label]
-    return [KNOWN_LABELS.get(lower_name, name)]
+    return [KNOWN_LABELS.get(lower_name, runner_name)]
 
 
-def _note_unusual_label(node: Node, name: str, runs_on: RunsOn, converter: Converter) -> None:
+def _note_unusual_label(node: Node, runner_name: str, runs_on: RunsOn, converter: Converter) -> None:
     """Warn about a Windows runner (and set `is_windows`), and about a name that GitHub does not provide."""
-    lower_name = name.lower()
+    lower_name = runner_name.lower()
     if lower_name.startswith("windows"):
         runs_on.is_windows = True
         converter.warn(node.position, "a job for Windows", "the job waits for a runner with the label 'windows'")
     elif (
         not lower_name.startswith(tuple(SYSTEM_LABELS)) and lower_name not in KNOWN_LABELS and lower_name != ANY_RUNNER
     ):
-        converter.warn(node.position, f"{quote(name)}, a label that is not one of GitHub's", WAITS_FOR_LABEL)
+        converter.warn(node.position, f"{quote(runner_name)}, a label that is not one of GitHub's", WAITS_FOR_LABEL)
 
 
 def _convert_expression(
@@ -157,20 +157,20 @@ def _evaluate_combinations(
 
     Return None if there are no combinations, or if a value is not known yet or cannot be computed.
     """
-    results: list[Value] = []
+    values: list[Value] = []
     for reference in (reference for expression in template.expressions for reference in context_references(expression)):
         axis = (reference.keys or (ANY_KEY,))[0]
         if reference.context == "matrix" and unknown_axes and axis in {*unknown_axes, ANY_KEY}:
             return None
-    for combination in combinations if combinations is not None else ():
+    for value_by_axis in combinations if combinations is not None else ():
         try:
-            reduced = reduce_template(template, {"matrix": dict(combination)})
+            reduced = reduce_template(template, {"matrix": dict(value_by_axis)})
         except ExpressionError:
             return None
         if not isinstance(reduced, Resolved):
             return None
-        results.append(reduced.value)
-    return results or None
+        values.append(reduced.value)
+    return values or None
 
 
 def as_condition(node: Node) -> str:
@@ -191,14 +191,17 @@ def as_expression(template: Template) -> str:
             if expression_text.replace(".", "").replace("-", "").replace("_", "").isalnum()
             else f"({expression_text})"
         )
-    pattern = "".join(
+    format_pattern = "".join(
         part.replace("{", "{{").replace("}", "}}") if isinstance(part, str) else f"{{{placeholder_number}}}"
         for part, placeholder_number in zip(template.parts, _placeholder_numbers(template), strict=True)
     )
     arguments = [format_expression(part) for part in template.expressions]
-    return f"format({', '.join([format_expression(Literal(pattern)), *arguments])})"
+    return f"format({', '.join([format_expression(Literal(format_pattern)), *arguments])})"
 
 
 def _placeholder_numbers(template: Template) -> list[int]:
     """Return for each part of a template the number of expressions before it."""
-    return [sum(not isinstance(part, str) for part in template.parts[:index]) for index in range(len(template.parts))]
+    return [
+        sum(not isinstance(part, str) for part in template.parts[:part_index])
+        for part_index in range(len(template.parts))
+    ]

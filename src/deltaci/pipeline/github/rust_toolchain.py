@@ -38,27 +38,29 @@ def is_rust_toolchain(uses: Node) -> bool:
     return isinstance(uses.value, str) and uses.value.partition("@")[0].strip().lower() == TOOLCHAIN
 
 
-def convert_rust_toolchain(uses: Node, inputs: Node | None, converter: Converter) -> ShellCommand | None:
+def convert_rust_toolchain(uses: Node, with_node: Node | None, converter: Converter) -> ShellCommand | None:
     """Convert a step that uses the action to a shell script. Report a problem and return None if it is unsupported.
 
     The version of the action is the name of the toolchain, unless the input `toolchain` is given.
     """
     env: dict[str, Node] = {"COMPONENTS": text_node(uses.position, ""), "TARGETS": text_node(uses.position, "")}
-    if inputs is not None and inputs.kind not in (OBJECT, NULL):
-        converter.report_unsupported(inputs.position, f"{inputs.describe()} as 'with'", "expected names with values")
+    if with_node is not None and with_node.kind not in (OBJECT, NULL):
+        converter.report_unsupported(
+            with_node.position, f"{with_node.describe()} as 'with'", "expected names with values"
+        )
         return None
-    for key_node, value_node in inputs.value if inputs is not None and inputs.kind == OBJECT else ():
+    for key_node, value_node in with_node.value if with_node is not None and with_node.kind == OBJECT else ():
         variable = TOOLCHAIN_INPUTS.get(key_node.raw.lower())
-        text = converter.convert_text(value_node, "steps.with", key_node.raw)
+        text_value = converter.convert_text(value_node, "steps.with", key_node.raw)
         if variable is None:
             converter.report_unsupported(
                 key_node.position, f"{quote(key_node.raw)} of {TOOLCHAIN}", f"expected {', '.join(TOOLCHAIN_INPUTS)}"
             )
-        elif text is not None:
-            env[variable] = text
-    version = uses.value.partition("@")[2].strip()
-    if "TOOLCHAIN" not in env and _CHANNEL.fullmatch(version):
-        env["TOOLCHAIN"] = text_node(uses.position, version)
+        elif text_value is not None:
+            env[variable] = text_value
+    toolchain_name = uses.value.partition("@")[2].strip()
+    if "TOOLCHAIN" not in env and _CHANNEL.fullmatch(toolchain_name):
+        env["TOOLCHAIN"] = text_node(uses.position, toolchain_name)
     toolchain = env.get("TOOLCHAIN")
     if toolchain is None or (" " in toolchain.value.strip() and "${{" not in toolchain.value):
         converter.report_unsupported(

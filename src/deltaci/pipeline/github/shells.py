@@ -19,28 +19,28 @@ WINDOWS_DEFAULT_SHELL: Final = "pwsh"
 
 def convert_shell(node: Node, converter: Converter, availability_key: str = "steps.run") -> Node | None:
     """Convert the name of a shell or a shell command with `{0}`. Report a problem and return None if unsupported."""
-    text = converter.convert_text(node, availability_key, "shell")
-    if text is None or "${{" in text.value:
-        return text
-    command = text.value.strip()
-    if command == POWERSHELL:
+    shell_text = converter.convert_text(node, availability_key, "shell")
+    if shell_text is None or "${{" in shell_text.value:
+        return shell_text
+    shell_name = shell_text.value.strip()
+    if shell_name == POWERSHELL:
         converter.warn(node.position, "the shell 'pwsh'", "PowerShell must be installed where the job runs")
-    if command in NAMED_SHELLS:
-        return text_node(text.position, command)
-    if command.split(" ")[0].lower() in WINDOWS_SHELLS:
+    if shell_name in NAMED_SHELLS:
+        return text_node(shell_text.position, shell_name)
+    if shell_name.split(" ")[0].lower() in WINDOWS_SHELLS:
         converter.report_unsupported(
             node.position,
-            f"the shell {quote(command)}",
+            f"the shell {quote(shell_name)}",
             "Windows shells are not supported: expected bash, sh or python",
         )
         return None
-    if "{0}" not in command:
-        nearest_word = nearest(command, NAMED_SHELLS)
+    if "{0}" not in shell_name:
+        nearest_word = nearest(shell_name, NAMED_SHELLS)
         converter.report_unsupported(
             node.position,
-            f"the shell {quote(command)}",
+            f"the shell {quote(shell_name)}",
             f"expected {', '.join(NAMED_SHELLS)}, or a command with {{0}}",
             nearest_word,
         )
         return None
-    return text_node(text.position, command)
+    return text_node(shell_text.position, shell_name)

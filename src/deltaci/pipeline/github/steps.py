@@ -25,30 +25,30 @@ def convert_steps(
         converter.report_unsupported(key.position, f"{node.describe()} as 'steps'", "expected a list of steps")
         return None
     converted_steps: list[Node] = []
-    ids: dict[str, Position] = {}
+    position_by_id: dict[str, Position] = {}
     for step_index, step_node in enumerate(node.value):
         converted_steps += convert_step(
             step_node,
             converter,
             ActionUse(step_node, step_node, step_index, actions, has_working_directory=has_working_directory),
         )
-        _check_id(step_node, ids, converter)
+        _check_id(step_node, position_by_id, converter)
     if not node.value:
         converter.report_unsupported(key.position, "a job without steps", "expected at least one")
     return list_node(node.position, converted_steps)
 
 
-def _check_id(step_node: Node, ids: dict[str, Position], converter: Converter) -> None:
-    """Report the id of a step that an earlier step has, else add it to `ids`, which has the positions by id."""
+def _check_id(step_node: Node, position_by_id: dict[str, Position], converter: Converter) -> None:
+    """Report the id of a step that an earlier step has, else add its position to `position_by_id`."""
     for key_node, value_node in step_node.value if step_node.kind == OBJECT else ():
         if key_node.raw == "id" and value_node.kind == TEXT:
             step_id = value_node.value.lower()
-            if step_id in ids:
+            if step_id in position_by_id:
                 message = f"the id {quote(value_node.value)} a second time"
                 converter.report_unsupported(
-                    value_node.position, message, f"the step in line {ids[step_id].line} has it"
+                    value_node.position, message, f"the step in line {position_by_id[step_id].line} has it"
                 )
-            ids.setdefault(step_id, value_node.position)
+            position_by_id.setdefault(step_id, value_node.position)
 
 
 def convert_step(step_node: Node, converter: Converter, use: ActionUse) -> list[Node]:
@@ -143,7 +143,7 @@ def _convert_action(entries: Entries, nodes_by_key: dict[str, Node | None], conv
             uses.position, f"{uses.describe()} as 'uses'", "expected an action, e.g. actions/checkout@v4"
         )
         return
-    inputs = entries["with"].value if "with" in entries else None
+    with_node = entries["with"].value if "with" in entries else None
     key_name = uses.value.partition("@")[0].strip()
     if key_name.lower() in IGNORED_ACTIONS:
         converter.warn(
@@ -151,11 +151,11 @@ def _convert_action(entries: Entries, nodes_by_key: dict[str, Node | None], conv
         )
         return
     if is_rust_toolchain(uses):
-        if (command := convert_rust_toolchain(uses, inputs, converter)) is not None:
+        if (command := convert_rust_toolchain(uses, with_node, converter)) is not None:
             step_env = convert_env(entries.pop("env").value, "steps.env", converter) if "env" in entries else None
             nodes_by_key.update(command_keys(command, step_env))
         return
-    converted_step = convert_builtin_action(uses, inputs, converter)
+    converted_step = convert_builtin_action(uses, with_node, converter)
     if converted_step is not None:
         nodes_by_key["uses"] = converted_step.uses
         nodes_by_key["with"] = converted_step.with_ if converted_step.with_.value else None

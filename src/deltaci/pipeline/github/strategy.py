@@ -86,7 +86,9 @@ def _convert_matrix(node: Node, converter: Converter) -> Strategy:
 
 def _expand_known_axes(values_by_key: dict[str, Any]) -> list[Mapping[str, Value]] | None:
     """Return the combinations of the known axes and `include`, ignoring `exclude`. Return None if invalid or empty."""
-    matrix = {key: value for key, value in values_by_key.items() if value is not None and key != "exclude"}
+    matrix = {
+        axis: axis_value for axis, axis_value in values_by_key.items() if axis_value is not None and axis != "exclude"
+    }
     try:
         return (
             [combination.values for combination in expand("job", {"matrix": matrix}).combinations] if matrix else None
@@ -104,18 +106,18 @@ def _convert_axis(key: Node, node: Node, converter: Converter) -> tuple[Node | N
         )
         return None, None
     item_nodes: list[Node] = []
-    encoded_values: set[bytes] = set()
+    json_texts: set[bytes] = set()
     for value_node in node.value:
         converted_item = _convert_value(
             value_node if value_node.kind != NULL else text_node(value_node.position, ""), converter
         )
-        encoded_value = msgspec.json.encode(_to_value(converted_item))
-        if encoded_value in encoded_values and OPEN.encode() not in encoded_value:
+        value_json = msgspec.json.encode(_to_value(converted_item))
+        if value_json in json_texts and OPEN.encode() not in value_json:
             converter.warn(
                 value_node.position, f"{converted_item.describe()} a second time", "the repetition has no effect here"
             )
             continue
-        encoded_values.add(encoded_value)
+        json_texts.add(value_json)
         item_nodes.append(converted_item)
     return _embed(list_node(node.position, item_nodes), item_nodes)
 
@@ -129,7 +131,7 @@ def _convert_combination_list(key: Node, node: Node, converter: Converter) -> tu
         )
         return None, None
     item_nodes: list[Node] = []
-    encoded_values: set[bytes] = set()
+    json_texts: set[bytes] = set()
     for combination_node in node.value:
         if combination_node.kind != OBJECT:
             converter.report_unsupported(
@@ -138,18 +140,18 @@ def _convert_combination_list(key: Node, node: Node, converter: Converter) -> tu
                 "expected names with values",
             )
             return None, None
-        converted_pairs = [
+        pairs_without_null = [
             (name_node, value_node if value_node.kind != NULL else text_node(value_node.position, ""))
             for name_node, value_node in combination_node.value
         ]
-        converted_item = _convert_value(Node(OBJECT, combination_node.position, converted_pairs), converter)
-        encoded_value = msgspec.json.encode(_to_value(converted_item))
-        if encoded_value in encoded_values and OPEN.encode() not in encoded_value:
+        converted_item = _convert_value(Node(OBJECT, combination_node.position, pairs_without_null), converter)
+        value_json = msgspec.json.encode(_to_value(converted_item))
+        if value_json in json_texts and OPEN.encode() not in value_json:
             converter.warn(
                 combination_node.position, "a combination a second time", "the repetition has no effect here"
             )
             continue
-        encoded_values.add(encoded_value)
+        json_texts.add(value_json)
         item_nodes.append(converted_item)
     value_nodes = [value_node for combination in item_nodes for _, value_node in combination.value]
     return _embed(list_node(node.position, item_nodes), value_nodes)
@@ -158,9 +160,13 @@ def _convert_combination_list(key: Node, node: Node, converter: Converter) -> tu
 def _convert_value(node: Node, converter: Converter) -> Node:
     """Return a copy of a matrix value with its scalars converted as GitHub reads them. Check its expressions."""
     if node.kind == LIST:
-        return list_node(node.position, [_convert_value(item, converter) for item in node.value])
+        return list_node(node.position, [_convert_value(item_node, converter) for item_node in node.value])
     if node.kind == OBJECT:
-        return Node(OBJECT, node.position, [(key, _convert_value(item, converter)) for key, item in node.value])
+        return Node(
+            OBJECT,
+            node.position,
+            [(key_node, _convert_value(item_node, converter)) for key_node, item_node in node.value],
+        )
     return node if node.kind == NULL else converter.convert_scalar(node, AVAILABILITY_KEY) or node
 
 
@@ -183,46 +189,46 @@ def _embed(node: Node, value_nodes: list[Node]) -> tuple[Node, list[Any] | None]
 
 def _to_value(node: Node) -> Any:
     if node.kind == LIST:
-        return [_to_value(item) for item in node.value]
+        return [_to_value(item_node) for item_node in node.value]
     if node.kind == OBJECT:
-        return {key.raw: _to_value(item) for key, item in node.value}
+        return {key_node.raw: _to_value(item_node) for key_node, item_node in node.value}
     return node.value
 
 
 def _all_texts(node: Node) -> list[str]:
     """Return the texts within a node, without keys."""
     if node.kind == LIST:
-        return [text for item in node.value for text in _all_texts(item)]
+        return [text for item_node in node.value for text in _all_texts(item_node)]
     if node.kind == OBJECT:
-        return [text for _, item in node.value for text in _all_texts(item)]
+        return [text for _, item_node in node.value for text in _all_texts(item_node)]
     return [node.value] if node.kind == TEXT else []
 
 
 def _build_json_expression(node: Node) -> str:
     """Return the source of an expression that evaluates to a list whose texts contain expressions."""
-    arguments: list[str] = []
-    pattern = _build_json_pattern(node, arguments)
-    if not arguments:
+    format_arguments: list[str] = []
+    pattern = _build_json_pattern(node, format_arguments)
+    if not format_arguments:
         return f"fromJSON({_quote_string(msgspec.json.encode(_to_value(node)).decode())})"
-    return f"fromJSON(format({', '.join([_quote_string(pattern), *arguments])}))"
+    return f"fromJSON(format({', '.join([_quote_string(pattern), *format_arguments])}))"
 
 
-def _build_json_pattern(node: Node, arguments: list[str]) -> str:
+def _build_json_pattern(node: Node, format_arguments: list[str]) -> str:
     """Return a pattern for format() that gives JSON. Append an argument for each text with expressions."""
     if node.kind == LIST:
-        return f"[{','.join(_build_json_pattern(item_node, arguments) for item_node in node.value)}]"
+        return f"[{','.join(_build_json_pattern(item_node, format_arguments) for item_node in node.value)}]"
     if node.kind == OBJECT:
         joined_pairs = ",".join(
-            f"{_escape_braces(key_node.raw)}:{_build_json_pattern(item_node, arguments)}"
+            f"{_escape_braces(key_node.raw)}:{_build_json_pattern(item_node, format_arguments)}"
             for key_node, item_node in node.value
         )
         return "{{" + joined_pairs + "}}"
     if node.kind == TEXT and OPEN in node.value:
         try:
-            arguments.append(f"toJSON({as_expression(parse_template(node.value))})")
+            format_arguments.append(f"toJSON({as_expression(parse_template(node.value))})")
         except ExpressionError:  # Reported already.
-            arguments.append("null")
-        return f"{{{len(arguments) - 1}}}"
+            format_arguments.append("null")
+        return f"{{{len(format_arguments) - 1}}}"
     return _escape_braces(node.value)
 
 
@@ -243,20 +249,20 @@ def _expand_combinations(
         return [combination.values for combination in expand("job", {"matrix": values_by_key}).combinations]
     except MatrixError as error:
         for problem in error.problems:
-            path = problem.path[1:]
-            path_text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem.path).lstrip(
-                "."
-            )
-            converter.report_unsupported(_position_at(node, path), f"{path_text}: {problem.message}")
+            problem_path = problem.path[1:]
+            path_text = "".join(
+                f"[{path_part}]" if isinstance(path_part, int) else f".{path_part}" for path_part in problem.path
+            ).lstrip(".")
+            converter.report_unsupported(_position_at(node, problem_path), f"{path_text}: {problem.message}")
         return None
 
 
 def _position_at(node: Node, path: Sequence[str | int]) -> Position:
     """Return the position of the node at a path within `node`, or of its nearest existing ancestor."""
-    for part in path:
-        if isinstance(part, int) and node.kind == LIST and part < len(node.value):
-            node = node.value[part]
+    for path_part in path:
+        if isinstance(path_part, int) and node.kind == LIST and path_part < len(node.value):
+            node = node.value[path_part]
         elif node.kind == OBJECT:
-            child_node = next((item for name, item in node.value if name.raw == part), None)
+            child_node = next((value_node for key_node, value_node in node.value if key_node.raw == path_part), None)
             node = child_node if child_node is not None else node
     return node.position

@@ -46,32 +46,34 @@ class ParsedWorkflow(ParseResult, frozen=True, kw_only=True):
 
 def is_workflow_path(path: str) -> bool:
     """Return whether GitHub treats a file at this path as a workflow."""
-    folder, _, name = path.replace("\\", "/").rpartition("/")
+    folder, _, file_name = path.replace("\\", "/").rpartition("/")
     is_workflow_folder = folder == WORKFLOW_FOLDER or folder.endswith(f"/{WORKFLOW_FOLDER}")
-    return is_workflow_folder and name.endswith((".yml", ".yaml"))
+    return is_workflow_folder and file_name.endswith((".yml", ".yaml"))
 
 
-def parse_workflow(content: str | bytes, file: str, files: Mapping[str, str] | None = None) -> ParsedWorkflow:
+def parse_workflow(content: str | bytes, file: str, text_by_path: Mapping[str, str] | None = None) -> ParsedWorkflow:
     """Parse a workflow and convert it to a pipeline, or to the reasons why it is not supported.
 
-    `files` are the texts of the other files of the repository, by path, for composite actions.
+    `text_by_path` are the texts of the other files of the repository, by path, for composite actions.
     """
     problems = ProblemList(file)
     try:
-        text = decode_utf8(content, problems) if isinstance(content, bytes) else content
-        root_node = parse_yaml(text, problems)
+        file_text = decode_utf8(content, problems) if isinstance(content, bytes) else content
+        root_node = parse_yaml(file_text, problems)
     except YamlError:
         source = content if isinstance(content, str) else content.decode("utf-8", "replace")
         return ParsedWorkflow(file=file, pipeline=None, problems=problems.in_order(), source=source)
-    return _WorkflowReader(file, text, root_node, problems, {} if files is None else files).convert()
+    return _WorkflowReader(file, file_text, root_node, problems, {} if text_by_path is None else text_by_path).convert()
 
 
 class _WorkflowReader:
     """Converts one workflow: first the top-level keys, then each job."""
 
-    def __init__(self, file: str, text: str, root_node: Node, problems: ProblemList, files: Mapping[str, str]) -> None:
-        self.file, self.text, self.actions = file, text, RepositoryActions(files)
-        self.converter = Converter(file, text)
+    def __init__(
+        self, file: str, file_text: str, root_node: Node, problems: ProblemList, text_by_path: Mapping[str, str]
+    ) -> None:
+        self.file, self.text, self.actions = file, file_text, RepositoryActions(text_by_path)
+        self.converter = Converter(file, file_text)
         self.converter.problems = problems
         self.positions: dict[Path, Position] = {(): root_node.position}
         self.expressions: list[SourceExpression] = []
@@ -83,10 +85,10 @@ class _WorkflowReader:
             read_run_defaults(self.entries["defaults"].value, self.converter) if "defaults" in self.entries else {}
         )
         if root_node.kind == OBJECT:
-            for name in ("on", "jobs"):
-                if name not in self.entries:
+            for key in ("on", "jobs"):
+                if key not in self.entries:
                     self.converter.report_unsupported(
-                        root_node.position, f"a workflow without {quote(name)}", f"expected {quote(name)}"
+                        root_node.position, f"a workflow without {quote(key)}", f"expected {quote(key)}"
                     )
 
     def convert(self) -> ParsedWorkflow:
@@ -119,31 +121,34 @@ class _WorkflowReader:
     def _read_pipeline(self) -> model.Pipeline | None:
         """Return the pipeline with everything but the jobs (instead, one empty job), or None if there are errors."""
         converter, entries = self.converter, self.entries
-        converted_nodes: dict[str, tuple[Node, Any]] = {}
+        converted_node_and_type_by_key: dict[str, tuple[Node, Any]] = {}
         if "on" in entries:
-            converted_nodes["on"] = (convert_events(*entries["on"], converter), model.On)
+            converted_node_and_type_by_key["on"] = (convert_events(*entries["on"], converter), model.On)
         if "env" in entries and (env := convert_env(entries["env"].value, "env", converter)) is not None:
-            converted_nodes["env"] = (env, model.Env)
+            converted_node_and_type_by_key["env"] = (env, model.Env)
         if "concurrency" in entries:
             concurrency = convert_concurrency(entries["concurrency"].value, "concurrency", converter)
             if concurrency is not None:
-                converted_nodes["concurrency"] = (concurrency, model.Concurrency)
+                converted_node_and_type_by_key["concurrency"] = (concurrency, model.Concurrency)
         if (
             "name" in entries
             and (run_name := converter.convert_line(entries["name"].value, "run-name", "name")) is not None
         ):
-            converted_nodes["name"] = (text_node(run_name.position, run_name.value), model.Line)
+            converted_node_and_type_by_key["name"] = (text_node(run_name.position, run_name.value), model.Line)
         field_values: dict[str, Any] = {}
-        for key, (node, type_) in converted_nodes.items():
-            field_values[key] = self._read_node(node, type_, (key,), converter)
+        for key, (converted_node, model_type) in converted_node_and_type_by_key.items():
+            field_values[key] = self._read_node(converted_node, model_type, (key,), converter.problems)
         if converter.problems.has_errors:
             return None
         placeholder_jobs = {"job": model.Job()}
         return model.Pipeline(**field_values, jobs=placeholder_jobs, timeout_minutes=RUN_TIMEOUT_MINUTES)
 
-    def _read_node(self, node: Node, type_: Any, path: Path, converter: Converter) -> Any:
-        """Return a converted node as a value of a model type. Keep its positions and expressions."""
-        parsed: ParsedNode = parse_node(node, type_, path, converter.problems)
+    def _read_node(self, converted_node: Node, model_type: Any, path: Path, problems: ProblemList) -> Any:
+        """Read a node that has the form of a pipeline file as a value of a model type.
+
+        Add its positions and expressions to those of the workflow.
+        """
+        parsed: ParsedNode = parse_node(converted_node, model_type, path, problems)
         self.positions.update(parsed.positions)
         self.expressions += parsed.expressions
         return parsed.value
@@ -152,56 +157,62 @@ class _WorkflowReader:
         """Return ids and nodes of the jobs. Report invalid ids, and too many jobs."""
         if "jobs" not in self.entries:
             return []
-        key, jobs = self.entries["jobs"]
-        self.positions["jobs",] = jobs.position
-        if jobs.kind != OBJECT or not jobs.value:
-            self.converter.report_unsupported(key.position, f"{jobs.describe()} as 'jobs'", "expected at least one job")
-            return []
-        if len(jobs.value) > model.MAX_JOBS:
+        key_node, jobs_node = self.entries["jobs"]
+        self.positions["jobs",] = jobs_node.position
+        if jobs_node.kind != OBJECT or not jobs_node.value:
             self.converter.report_unsupported(
-                key.position, f"{len(jobs.value):,} jobs", f"expected at most {model.MAX_JOBS:,}"
+                key_node.position, f"{jobs_node.describe()} as 'jobs'", "expected at least one job"
             )
-        job_entries = list(jobs.value)[: model.MAX_JOBS]
-        for name_node, _ in job_entries:
-            if not _JOB_ID.fullmatch(name_node.raw):
+            return []
+        if len(jobs_node.value) > model.MAX_JOBS:
+            self.converter.report_unsupported(
+                key_node.position, f"{len(jobs_node.value):,} jobs", f"expected at most {model.MAX_JOBS:,}"
+            )
+        job_entries = list(jobs_node.value)[: model.MAX_JOBS]
+        for id_node, _ in job_entries:
+            if not _JOB_ID.fullmatch(id_node.raw):
                 expected = "expected letters, digits, '_' and '-', beginning with a letter or '_'"
-                self.converter.report_unsupported(name_node.position, f"the job {quote(name_node.raw)}", expected)
+                self.converter.report_unsupported(id_node.position, f"the job {quote(id_node.raw)}", expected)
         return job_entries
 
-    def _read_job(self, key: Node, node: Node) -> None:
+    def _read_job(self, key_node: Node, job_node: Node) -> None:
         """Convert a job and add it to `jobs`, or its problems to `unsupported_jobs`."""
-        converter = self.job_converters[key.raw] = Converter(self.file, self.text)
-        job_node = convert_job(key, node, self.defaults, converter, self.actions)
+        converter = self.job_converters[key_node.raw] = Converter(self.file, self.text)
+        converted_node = convert_job(key_node, job_node, self.defaults, converter, self.actions)
         secrets = [*dict.fromkeys([*self.converter.secrets, *converter.secrets])]
         if secrets:
-            secret_list = list_node(key.position, [text_node(key.position, name) for name in secrets])
-            job_node.value.append((text_node(key.position, "secrets"), secret_list))
+            secret_list = list_node(
+                key_node.position, [text_node(key_node.position, secret_name) for secret_name in secrets]
+            )
+            converted_node.value.append((text_node(key_node.position, "secrets"), secret_list))
         job = None
         if not converter.problems.has_errors:
-            job = self._read_node(job_node, model.Job, ("jobs", key.raw), converter)
+            job = self._read_node(converted_node, model.Job, ("jobs", key_node.raw), converter.problems)
         if isinstance(job, model.Job):
-            self.jobs[key.raw] = job
+            self.jobs[key_node.raw] = job
         else:
-            self.unsupported_jobs[key.raw] = _collect_errors(converter)
+            self.unsupported_jobs[key_node.raw] = _collect_errors(converter)
 
     # -- needs of jobs
 
     def _build_needs_graph(self, job_entries: list[tuple[Node, Node]]) -> dict[str, dict[str, Node]]:
         """Return the needs of each job with their nodes, by job id. Report unknown needs and cycles."""
         job_ids = [key_node.raw for key_node, _ in job_entries]
-        needs_graph: dict[str, dict[str, Node]] = {name: {} for name in job_ids}
+        needs_graph: dict[str, dict[str, Node]] = {id: {} for id in job_ids}
         for key_node, job_node in job_entries:
-            needs = child(job_node, "needs")
-            for need in convert_needs(needs, Converter(self.file, self.text)).value if needs is not None else ():
-                job_id = {name.lower(): name for name in job_ids}.get(need.value.lower())
+            needs_node = child(job_node, "needs")
+            for need_node in (
+                convert_needs(needs_node, Converter(self.file, self.text)).value if needs_node is not None else ()
+            ):
+                job_id = {id.lower(): id for id in job_ids}.get(need_node.value.lower())
                 if job_id is None or job_id == key_node.raw:
-                    nearest_word = nearest(need.value, job_ids) if job_id is None else ""
+                    nearest_word = nearest(need_node.value, job_ids) if job_id is None else ""
                     self.converter.report_unsupported(
-                        need.position, f"there is no other job {quote(need.value)}", "", nearest_word
+                        need_node.position, f"there is no other job {quote(need_node.value)}", "", nearest_word
                     )
-                elif need.kind == TEXT:
-                    needs_graph[key_node.raw][job_id] = need
-        if cycle := find_cycle({name: list(job_needs) for name, job_needs in needs_graph.items()}):
+                elif need_node.kind == TEXT:
+                    needs_graph[key_node.raw][job_id] = need_node
+        if cycle := find_cycle({id: list(job_needs) for id, job_needs in needs_graph.items()}):
             position = needs_graph[cycle[-2]][cycle[-1]].position
             self.converter.report_unsupported(
                 position, f"jobs that wait for each other: {' → '.join(cycle[:12])}", "remove one of these needs"
@@ -214,11 +225,11 @@ class _WorkflowReader:
         while has_changed:
             has_changed = False
             for job_id in [*self.jobs]:
-                for needed_id, node in needs_graph[job_id].items():
+                for needed_id, need_node in needs_graph[job_id].items():
                     if needed_id in self.unsupported_jobs:
                         converter = self.job_converters[job_id]
                         converter.report_unsupported(
-                            node.position,
+                            need_node.position,
                             f"it needs {quote(needed_id)}, which is unsupported",
                             "see the problems of that job",
                         )

@@ -32,14 +32,14 @@ ACTION_INPUTS: Final[Mapping[str, tuple[str, ...]]] = {
 REQUIRED_INPUTS: Final[Mapping[str, tuple[str, ...]]] = {"cache": ("key", "path"), "upload-artifact": ("path",)}
 
 
-def check_action_inputs(job: Node, add_problem: Callable[..., None]) -> None:
+def check_action_inputs(job_node: Node, add_problem: Callable[..., None]) -> None:
     """Report unknown and missing inputs of the built-in steps of a job. `add_problem` is `ProblemList.add`."""
-    for step in items(child(job, "steps")):
-        uses = child(step, "uses") if step.kind == OBJECT else None
+    for step_node in items(child(job_node, "steps")):
+        uses = child(step_node, "uses") if step_node.kind == OBJECT else None
         if uses is None or uses.raw not in ACTION_INPUTS:
             continue
-        allowed_inputs, inputs = ACTION_INPUTS[uses.raw], child(step, "with")
-        for key_node, _ in pairs(inputs):
+        allowed_inputs, with_node = ACTION_INPUTS[uses.raw], child(step_node, "with")
+        for key_node, _ in pairs(with_node):
             if key_node.raw not in allowed_inputs:
                 suggestion = nearest(key_node.raw, allowed_inputs)
                 expected = "" if suggestion else f"expected {join_words(allowed_inputs)}"
@@ -47,5 +47,5 @@ def check_action_inputs(job: Node, add_problem: Callable[..., None]) -> None:
                     key_node.position, f"{quote(key_node.raw)}, which '{uses.raw}' does not have", expected, suggestion
                 )
         for input_name in REQUIRED_INPUTS.get(uses.raw, ()):
-            if entry(inputs, input_name) is None:
+            if entry(with_node, input_name) is None:
                 add_problem(uses.position, f"'{uses.raw}' without '{input_name}'", "expected it under 'with'")

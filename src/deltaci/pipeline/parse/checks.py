@@ -36,8 +36,8 @@ AddProblem = Callable[..., None]
 
 def check_nodes(root_node: Node, problems: ProblemList) -> None:
     """Report problems of the jobs and events of a pipeline file, except problems with single values."""
-    jobs = [(key_node, job) for key_node, job in pairs(child(root_node, "jobs")) if job.kind == OBJECT]
-    for key_node, job in jobs:
+    job_entries = [(key_node, job) for key_node, job in pairs(child(root_node, "jobs")) if job.kind == OBJECT]
+    for key_node, job in job_entries:
         _check_steps_or_approval(key_node, job, problems.add)
         _check_steps(job, problems.add)
         check_action_inputs(job, problems.add)
@@ -58,18 +58,22 @@ def check_nodes(root_node: Node, problems: ProblemList) -> None:
 # -- jobs
 
 
-def _check_steps_or_approval(key: Node, job: Node, add_problem: AddProblem) -> None:
-    steps, approval = entry(job, "steps"), entry(job, "approval")
-    if steps is None and approval is None and not any(_replaces_steps(key_name.raw) for key_name, _ in pairs(job)[:50]):
+def _check_steps_or_approval(key_node: Node, job_node: Node, add_problem: AddProblem) -> None:
+    steps_entry, approval_entry = entry(job_node, "steps"), entry(job_node, "approval")
+    if (
+        steps_entry is None
+        and approval_entry is None
+        and not any(_replaces_steps(key_name.raw) for key_name, _ in pairs(job_node)[:50])
+    ):
         add_problem(
-            key.position,
-            f"the job {quote(key.raw)} without 'steps'",
+            key_node.position,
+            f"the job {quote(key_node.raw)} without 'steps'",
             "expected steps for a runner, or an approval for people",
         )
-    if approval is not None:
+    if approval_entry is not None:
         for key_name in RUNNER_KEYS:
-            if runner_entry := entry(job, key_name):
-                message = f"{quote(key_name)} in the job {quote(key.raw)}, which is an approval"
+            if runner_entry := entry(job_node, key_name):
+                message = f"{quote(key_name)} in the job {quote(key_node.raw)}, which is an approval"
                 add_problem(
                     runner_entry[0].position,
                     message,
@@ -82,11 +86,11 @@ def _replaces_steps(key: str) -> bool:
     return "'steps'" in FOREIGN_KEYS.get(key, "") or bool(nearest(key, ("steps", "approval")))
 
 
-def _check_steps(job: Node, add_problem: AddProblem) -> None:
+def _check_steps(job_node: Node, add_problem: AddProblem) -> None:
     id_positions: dict[str, Position] = {}
-    for step in items(child(job, "steps")):
-        _check_step(step, add_problem)
-        id_node = child(step, "id")
+    for step_node in items(child(job_node, "steps")):
+        _check_step(step_node, add_problem)
+        id_node = child(step_node, "id")
         if id_node is None or id_node.kind != TEXT:
             continue
         if id_node.value in id_positions:
@@ -98,19 +102,23 @@ def _check_steps(job: Node, add_problem: AddProblem) -> None:
         id_positions.setdefault(id_node.value, id_node.position)
 
 
-def _check_step(step: Node, add_problem: AddProblem) -> None:
-    if step.kind != OBJECT:
+def _check_step(step_node: Node, add_problem: AddProblem) -> None:
+    if step_node.kind != OBJECT:
         return
-    run_entry, uses_entry = entry(step, "run"), entry(step, "uses")
-    if run_entry is None and uses_entry is None and not any(_replaces_run(key.raw) for key, _ in pairs(step)[:50]):
-        add_problem(step.position, "a step without 'run'", "expected 'run': the command, for the shell")
+    run_entry, uses_entry = entry(step_node, "run"), entry(step_node, "uses")
+    if (
+        run_entry is None
+        and uses_entry is None
+        and not any(_replaces_run(key_node.raw) for key_node, _ in pairs(step_node)[:50])
+    ):
+        add_problem(step_node.position, "a step without 'run'", "expected 'run': the command, for the shell")
     if run_entry is not None and uses_entry is not None:
         add_problem(uses_entry[0].position, "'uses' beside 'run'", "a step has only one of them: make it two steps")
     for key_name in ("shell", "working-directory") if uses_entry is not None and run_entry is None else ():
-        if command_entry := entry(step, key_name):
+        if command_entry := entry(step_node, key_name):
             add_problem(command_entry[0].position, f"{quote(key_name)} in a step that runs no command", "remove it")
-    if (inputs := entry(step, "with")) and uses_entry is None:
-        add_problem(inputs[0].position, "'with' in a step without 'uses'", "use 'env' for a command")
+    if (with_entry := entry(step_node, "with")) and uses_entry is None:
+        add_problem(with_entry[0].position, "'with' in a step without 'uses'", "use 'env' for a command")
 
 
 def _replaces_run(key: str) -> bool:
@@ -118,18 +126,18 @@ def _replaces_run(key: str) -> bool:
     return "'run'" in FOREIGN_KEYS.get(key, "") or nearest(key, ("run", "uses")) not in ("", key)
 
 
-def needs_of(job: Node) -> Iterator[Node]:
+def needs_of(job_node: Node) -> Iterator[Node]:
     """Yield the nodes with the ids of the jobs that a job needs."""
-    for need in items(child(job, "needs")):
+    for need in items(child(job_node, "needs")):
         name_node = child(need, "job") if need.kind == OBJECT else need
         if name_node is not None and name_node.kind == TEXT:
             yield name_node
 
 
-def check_needs(needs: Mapping[str, Sequence[Node]], problems: ProblemList, noun: str = "job") -> None:
+def check_needs(need_nodes_by_job: Mapping[str, Sequence[Node]], problems: ProblemList, noun: str = "job") -> None:
     """Report needs that are unknown, repeated or cyclic. `needs` has the nodes of each job's needs, by job id."""
-    graph: dict[str, dict[str, Position]] = {job_id: {} for job_id in needs}
-    for job_id, need_nodes in needs.items():
+    graph: dict[str, dict[str, Position]] = {job_id: {} for job_id in need_nodes_by_job}
+    for job_id, need_nodes in need_nodes_by_job.items():
         for need_node in need_nodes:
             if need_node.value == job_id:
                 problems.add(need_node.position, f"the {noun} {quote(job_id)} needs itself", "remove this need")
@@ -137,10 +145,10 @@ def check_needs(needs: Mapping[str, Sequence[Node]], problems: ProblemList, noun
                 problems.add(
                     need_node.position, f"the need {quote(need_node.value)} a second time", f"name each {noun} once"
                 )
-            elif need_node.value in needs:
+            elif need_node.value in need_nodes_by_job:
                 graph[job_id][need_node.value] = need_node.position
             elif not problems.is_full:
-                other_job_names = [other_name for other_name in needs if other_name != job_id]
+                other_job_names = [other_name for other_name in need_nodes_by_job if other_name != job_id]
                 suggestion = nearest(need_node.value, other_job_names)
                 joined_names = ", ".join(other_job_names[:12])
                 expected = f"expected one of: {joined_names}" if other_job_names else f"there is no other {noun}"
@@ -183,9 +191,9 @@ def check_retry(retry: Node | None, add_problem: AddProblem) -> None:
 # -- events
 
 
-def _check_ignore_lists(event: Node | None, add_problem: AddProblem) -> None:
+def _check_ignore_lists(event_node: Node | None, add_problem: AddProblem) -> None:
     for key_name in ("branches", "tags", "paths"):
-        if entry(event, key_name) and (ignore_entry := entry(event, f"{key_name}-ignore")):
+        if entry(event_node, key_name) and (ignore_entry := entry(event_node, f"{key_name}-ignore")):
             message = f"'{key_name}' and '{key_name}-ignore' together"
             add_problem(
                 ignore_entry[0].position,
@@ -194,7 +202,7 @@ def _check_ignore_lists(event: Node | None, add_problem: AddProblem) -> None:
             )
 
 
-def _check_input(key: Node, declaration: Node, add_problem: AddProblem) -> None:
+def _check_input(key_node: Node, declaration: Node, add_problem: AddProblem) -> None:
     type_node, options_node, default_node = (
         child(declaration, "type"),
         child(declaration, "options"),
@@ -203,8 +211,8 @@ def _check_input(key: Node, declaration: Node, add_problem: AddProblem) -> None:
     is_choice = type_node is not None and type_node.value == "choice"
     if is_choice and not items(options_node):
         add_problem(
-            key.position,
-            f"the input {quote(key.raw)}, a choice without 'options'",
+            key_node.position,
+            f"the input {quote(key_node.raw)}, a choice without 'options'",
             "expected the list of its possible values",
         )
     if not is_choice and options_node is not None:
@@ -235,21 +243,21 @@ def check_cron(cron: Node | None, add_problem: AddProblem) -> None:
                 )
 
 
-def _is_cron_part(part: str, field_name: str, low: int, high: int) -> bool:
+def _is_cron_part(part_text: str, field_name: str, lowest: int, highest: int) -> bool:
     """Return whether a part of a cron field is valid: `*`, `a` or `a-b`, each maybe with a step, such as `*/5`."""
-    match = _CRON_PART.fullmatch(part)
-    if match is None:
+    part_match = _CRON_PART.fullmatch(part_text)
+    if part_match is None:
         return False
-    names = {"month": MONTHS, "weekday": DAYS}.get(field_name, ())
-    bounds = [_cron_number(bound, names, low) for bound in match.group(1, 2) if bound is not None]
-    step_text = match[3]
-    is_in_range = all(bound is not None and low <= bound <= high for bound in bounds)
+    word_names = {"month": MONTHS, "weekday": DAYS}.get(field_name, ())
+    bounds = [_cron_number(bound, word_names, lowest) for bound in part_match.group(1, 2) if bound is not None]
+    step_text = part_match[3]
+    is_in_range = all(bound is not None and lowest <= bound <= highest for bound in bounds)
     is_in_order = len(bounds) < 2 or not is_in_range or (bounds[0] or 0) <= (bounds[1] or 0)
     return is_in_range and is_in_order and (step_text is None or (len(step_text) < 4 and int(step_text) > 0))
 
 
-def _cron_number(word: str, names: tuple[str, ...], low: int) -> int | None:
-    """Return the number of a word, which is digits or one of the names, counted from `low`; else None."""
+def _cron_number(word: str, names: tuple[str, ...], lowest: int) -> int | None:
+    """Return the number of a word, which is digits or one of the names, counted from `lowest`; else None."""
     if word.isascii() and word.isdigit() and len(word) < 4:
         return int(word)
-    return names.index(word.lower()) + low if word.lower() in names else None
+    return names.index(word.lower()) + lowest if word.lower() in names else None

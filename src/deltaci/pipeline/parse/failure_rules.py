@@ -95,14 +95,16 @@ def parse_failure_rules(content: str | bytes, file: str = DEFAULT_FILE) -> Failu
         return FailureRulesResult(file=file, rules=None, problems=problems.in_order())
     file_text, rules, way_count = content.decode() if isinstance(content, bytes) else content, parsed.value.rules, 0
     first_indices: dict[str, int] = {}
-    for index, rule in enumerate(rules):
-        position = parsed.positions["rules", index]
-        first_indices.setdefault(rule.name, index)
-        if first_indices[rule.name] != index:
-            name_position = parsed.positions["rules", index, "name"]
+    for rule_index, rule in enumerate(rules):
+        position = parsed.positions["rules", rule_index]
+        first_indices.setdefault(rule.name, rule_index)
+        if first_indices[rule.name] != rule_index:
+            name_position = parsed.positions["rules", rule_index, "name"]
             problems.add(name_position, f"the name {quote(rule.name)} a second time", "expected another name")
         _check_rule(rule, position, problems)
-        way_count += _check_pattern(rule, parsed.positions.get(("rules", index, "log"), position), file_text, problems)
+        way_count += _check_pattern(
+            rule, parsed.positions.get(("rules", rule_index, "log"), position), file_text, problems
+        )
         if way_count > MAX_WAYS:
             problems.add(position, "more patterns with '*', '+' or choices than one file may have", "write letters")
             break

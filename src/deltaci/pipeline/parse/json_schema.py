@@ -26,33 +26,33 @@ from deltaci.protocol.schema_names import schema_name
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
-def schema(root: type[model.FileStruct] = model.Pipeline, title: str = "Delta CI pipeline") -> dict[str, Any]:
-    """Return the JSON Schema of files whose top-level object is of the struct type `root`."""
-    definitions = {schema_name(cls): _struct_schema(get_shape(cls)) for cls in reachable_types(root)}
+def schema(root_type: type[model.FileStruct] = model.Pipeline, title: str = "Delta CI pipeline") -> dict[str, Any]:
+    """Return the JSON Schema of files whose top-level object is of the struct type `root_type`."""
+    definitions = {schema_name(cls): _struct_schema(get_shape(cls)) for cls in reachable_types(root_type)}
     return {
         "$schema": DIALECT,
         "title": title,
-        "$ref": f"#/$defs/{schema_name(root)}",
+        "$ref": f"#/$defs/{schema_name(root_type)}",
         "$defs": dict(sorted(definitions.items())),
     }
 
 
-def format_schema(document: dict[str, Any] | None = None) -> str:
+def format_schema(schema_document: dict[str, Any] | None = None) -> str:
     """Return a schema as indented JSON; without an argument, the schema of pipeline files."""
-    return msgspec.json.format(msgspec.json.encode(document or schema()), indent=2).decode() + "\n"
+    return msgspec.json.format(msgspec.json.encode(schema_document or schema()), indent=2).decode() + "\n"
 
 
 def _struct_schema(struct_shape: Shape) -> dict[str, Any]:
     """Return the schema of a struct: an object, and the other notations that the struct accepts."""
     object_schema: dict[str, Any] = {
         "type": "object",
-        "properties": {name: _field_schema(field) for name, field in struct_shape.fields.items()},
+        "properties": {key: _field_schema(field) for key, field in struct_shape.fields.items()},
         "additionalProperties": False,
     }
-    if required := [name for name, field in struct_shape.fields.items() if field.required]:
-        object_schema["required"] = required
+    if required_keys := [key for key, field in struct_shape.fields.items() if field.required]:
+        object_schema["required"] = required_keys
     if struct_shape.cls.exactly_one_of:
-        object_schema["oneOf"] = [{"required": [name]} for name in struct_shape.cls.exactly_one_of]
+        object_schema["oneOf"] = [{"required": [key]} for key in struct_shape.cls.exactly_one_of]
     if struct_shape.extra_keys is not None:
         [option] = list_options(struct_shape.extra_keys.type)
         object_schema["additionalProperties"] = _any_of(list_options(option.type.value_type))
@@ -62,7 +62,7 @@ def _struct_schema(struct_shape: Shape) -> dict[str, Any]:
             _option_schema(option) for option in list_options(struct_shape.fields[struct_shape.cls.shorthand].type)
         ]
     if struct_shape.cls.accepts_key_names:
-        key_names_schema: dict[str, Any] = {"enum": [name for name in struct_shape.fields if name != "schedule"]}
+        key_names_schema: dict[str, Any] = {"enum": [key for key in struct_shape.fields if key != "schedule"]}
         alternatives += [key_names_schema, {"type": "array", "items": key_names_schema, "minItems": 1}]
     if struct_shape.cls.accepts_null:
         alternatives.append({"type": "null"})
@@ -72,15 +72,15 @@ def _struct_schema(struct_shape: Shape) -> dict[str, Any]:
 
 def _field_schema(field: FieldInfo) -> dict[str, Any]:
     schema = {"description": field_description(field), **_any_of(list_options(field.type))}
-    default = None if field.required else field_default(field)
-    if isinstance(default, bool | int | float | str) and default != "":
-        schema["default"] = default
+    default_value = None if field.required else field_default(field)
+    if isinstance(default_value, bool | int | float | str) and default_value != "":
+        schema["default"] = default_value
     return schema
 
 
-def _any_of(allowed: list[Option]) -> dict[str, Any]:
+def _any_of(allowed_options: list[Option]) -> dict[str, Any]:
     """Return a schema that accepts each of these kinds of values."""
-    alternatives = [schema for option in allowed for schema in _alternatives(option)]
+    alternatives = [schema for option in allowed_options for schema in _alternatives(option)]
     return alternatives[0] if len(alternatives) == 1 else {"anyOf": alternatives}
 
 

@@ -38,8 +38,8 @@ class ParseResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def expression_problem(
-    source: str, position: Position, text: str, problem: ExpressionProblem
+    file_text: str, position: Position, value_text: str, problem: ExpressionProblem
 ) -> tuple[Position, str, str, str]:
-    """Return the arguments of `ProblemList.add` for a problem of an expression in `text`, a value at `position`."""
-    problem_position = position_within(source, position, text, problem.column - 1)
+    """Return the arguments of `ProblemList.add` for a problem of an expression in the value at `position`."""
+    problem_position = position_within(file_text, position, value_text, problem.column - 1)
     return problem_position, problem.found, f"expected {problem.expected}", problem.nearest.strip("'")

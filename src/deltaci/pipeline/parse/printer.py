@@ -42,7 +42,7 @@ def _plain_value(value: Any) -> Any:
         is_text_shorthand = bool(shorthand) and isinstance(plain_struct.get(shorthand), str)
         return plain_struct[shorthand] if is_text_shorthand and set(plain_struct) == {shorthand} else plain_struct
     if isinstance(value, dict):
-        return {name: _plain_value(item_value) for name, item_value in value.items()}
+        return {key: _plain_value(item_value) for key, item_value in value.items()}
     return [_plain_value(item) for item in value] if isinstance(value, tuple) else value
 
 
@@ -50,20 +50,25 @@ def _lines(value: Any, depth: int) -> Iterator[str]:
     """Yield the YAML lines of an object or a list, indented by `depth` levels."""
     indentation = "  " * depth
     for key, item_value in value.items() if isinstance(value, dict) else ((None, list_item) for list_item in value):
-        prefix = f"{indentation}-" if key is None else f"{indentation}{key if key == ON else _quote_if_needed(key)}:"
+        start_text = (
+            f"{indentation}-" if key is None else f"{indentation}{key if key == ON else _quote_if_needed(key)}:"
+        )
         if isinstance(item_value, dict | list) and item_value and not _is_short(item_value):
             inner_lines = list(_lines(item_value, depth + 1))
             if key is None and isinstance(item_value, dict):  # The first key follows the dash on the same line.
-                yield f"{prefix} {inner_lines[0].lstrip()}"
+                yield f"{start_text} {inner_lines[0].lstrip()}"
                 yield from inner_lines[1:]
             else:
-                yield prefix
+                yield start_text
                 yield from inner_lines
         elif isinstance(item_value, str) and _is_block(item_value):
-            yield f"{prefix} |" if item_value.endswith("\n") else f"{prefix} |-"
-            yield from (f"{indentation}  {line}" if line else "" for line in item_value.removesuffix("\n").split("\n"))
+            yield f"{start_text} |" if item_value.endswith("\n") else f"{start_text} |-"
+            yield from (
+                f"{indentation}  {block_line}" if block_line else ""
+                for block_line in item_value.removesuffix("\n").split("\n")
+            )
         else:
-            yield f"{prefix} {_inline(item_value)}"
+            yield f"{start_text} {_inline(item_value)}"
 
 
 def _is_block(text: str) -> bool:

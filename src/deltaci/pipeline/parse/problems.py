@@ -40,8 +40,12 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, order=True):
         A warning has `warning: ` before FOUND.
         """
         prefix = "warning: " if self.is_warning else ""
-        parts = [f"{prefix}{self.found}", self.expected, f"did you mean '{self.nearest}'?" if self.nearest else ""]
-        return f"{self.file}:{self.line}:{self.column}: " + "; ".join(part for part in parts if part)
+        message_parts = [
+            f"{prefix}{self.found}",
+            self.expected,
+            f"did you mean '{self.nearest}'?" if self.nearest else "",
+        ]
+        return f"{self.file}:{self.line}:{self.column}: " + "; ".join(part for part in message_parts if part)
 
 
 class ProblemList:
@@ -86,9 +90,9 @@ class ProblemList:
         return tuple(sorted(self._problems))
 
 
-def format_with_source(problem: Problem, text: str) -> str:
+def format_with_source(problem: Problem, file_text: str) -> str:
     """Return the problem, followed by the line of the file at its position and a caret below the column."""
-    source_lines = text.removeprefix("\ufeff").split("\n")
+    source_lines = file_text.removeprefix("\ufeff").split("\n")
     if problem.line > len(source_lines):
         return str(problem)
     source_line = source_lines[problem.line - 1].rstrip("\r")
@@ -102,18 +106,18 @@ def format_with_source(problem: Problem, text: str) -> str:
     return f"{problem}\n  {line_number} | {excerpt}\n  {' ' * len(line_number)} | {caret}"
 
 
-def position_within(source: str, position: Position, text: str, offset: int) -> Position:
-    """Return the position in the file of the character at `offset` of `text`, a value that starts at `position`.
+def position_within(file_text: str, position: Position, value_text: str, offset: int) -> Position:
+    """Return the position in the file of the character at `offset` of `value_text`, a value that starts at `position`.
 
     Return `position` itself if the text differs from its source, as a quoted or folded value may.
     """
-    source_lines = [source_line.rstrip("\r") for source_line in source.removeprefix("\ufeff").split("\n")]
+    source_lines = [source_line.rstrip("\r") for source_line in file_text.removeprefix("\ufeff").split("\n")]
     source_line = source_lines[position.line - 1] if position.line <= len(source_lines) else ""
     for quote_length in (0, 1):
-        if source_line[position.column - 1 + quote_length :].startswith(text):
+        if source_line[position.column - 1 + quote_length :].startswith(value_text):
             return Position(position.line, position.column + quote_length + offset)
-    line_index, text_column = text.count("\n", 0, offset), offset - (text.rfind("\n", 0, offset) + 1)
-    text_line = text.split("\n")[line_index]
+    line_index, text_column = value_text.count("\n", 0, offset), offset - (value_text.rfind("\n", 0, offset) + 1)
+    text_line = value_text.split("\n")[line_index]
     is_literal_block = source_line[position.column - 1 :].startswith("|") and position.line + line_index < len(
         source_lines
     )

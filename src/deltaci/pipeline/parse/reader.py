@@ -85,8 +85,8 @@ def parse_pipeline(content: str | bytes, file: str = DEFAULT_FILE) -> ParseResul
     reader = _Reader(problems)
     pipeline = reader.read_value(root_node, model.Pipeline, (), root_node.position)
     checks.check_nodes(root_node, problems)
-    for _, job in pairs(child(root_node, "jobs")):
-        validation_rules.check_rules(child(job, "validate"), text, problems, is_workstream=False)
+    for _, job_node in pairs(child(root_node, "jobs")):
+        validation_rules.check_rules(child(job_node, "validate"), text, problems, is_workstream=False)
     references.check_patterns(root_node, text, problems)
     references.check_expressions(root_node, reader.expressions, text, problems)
     is_valid = isinstance(pipeline, model.Pipeline) and not problems.has_errors
@@ -187,7 +187,7 @@ class _Reader:
     # -- scalars
 
     def _read_text(self, node: Node, option: Option, allowed: list[Option], path: Path) -> Any:
-        text_type, extra = option.type, option.extra
+        text_type, option_extra = option.type, option.extra
         text = node.value if node.kind == TEXT else node.raw.lower()  # `if: true` is a condition, too.
         allows_any_scalar = (
             any(isinstance(allowed_option.type, inspect.IntType) for allowed_option in allowed)
@@ -199,20 +199,22 @@ class _Reader:
                 f"a text of {len(text):,} characters",
                 f"expected at most {text_type.max_length or model.MAX_TEXT:,}",
             )
-        is_interpolated = "${{" in text and bool(extra.get("expressions"))  # The final text is not known yet.
+        is_interpolated = "${{" in text and bool(option_extra.get("expressions"))  # The final text is not known yet.
         if text_type.pattern and not re.search(text_type.pattern, text) and not is_interpolated:
             suggestion = BOOLEAN_WORDS.get(text.lower(), "") if self._allows_boolean(allowed) else ""
             hint = "; remove the quotes" if node.style and self._allows_number(allowed) and _is_numeric(text) else ""
             return self._report(node, node.describe(), f"expected {describe_options(allowed)}{hint}", suggestion)
         if len(text) < (text_type.min_length or 0):
             return self._report(node, "an empty text", f"expected {describe_options(allowed)}")
-        is_evaluated = extra.get("expressions") or extra.get("condition") or text_type.pattern == model.EXPRESSION
+        is_evaluated = (
+            option_extra.get("expressions") or option_extra.get("condition") or text_type.pattern == model.EXPRESSION
+        )
         if "${{" in text and not is_evaluated:
             return self._report(
                 node, f"an expression, {quote(text)}", "nothing is evaluated here: write the text itself"
             )
-        if extra.get("condition") or "${{" in text:
-            is_condition = bool(extra.get("condition"))
+        if option_extra.get("condition") or "${{" in text:
+            is_condition = bool(option_extra.get("condition"))
             self.expressions.append(
                 SourceExpression(path=path, text=text, position=node.position, is_condition=is_condition)
             )
@@ -300,18 +302,20 @@ class _Reader:
         """Convert a node of any kind to builtin values. Report expressions, because nothing inside it is evaluated."""
         self.positions[path] = node.position
         if node.kind == LIST:
-            items = [self._read_nested(item, (*path, index)) for index, item in enumerate(node.value)]
+            items = [self._read_nested(item_node, (*path, index)) for index, item_node in enumerate(node.value)]
             return _INVALID if _INVALID in items else items
         if node.kind == OBJECT:
-            values = {key.raw: self._read_nested(value, (*path, key.raw)) for key, value in node.value}
-            return _INVALID if any(value is _INVALID for value in values.values()) else values
+            value_by_key = {
+                key_node.raw: self._read_nested(value, (*path, key_node.raw)) for key_node, value in node.value
+            }
+            return _INVALID if any(value is _INVALID for value in value_by_key.values()) else value_by_key
         if node.kind == TEXT and "${{" in node.value:
             hint = "nothing is evaluated inside a list or an object here: write the whole value as an expression"
             return self._report(node, f"an expression, {quote(node.value)}", hint)
         return node.value
 
     def _read_dict(self, node: Node, option: Option, path: Path) -> Any:
-        dict_type, values = option.type, {}
+        dict_type, value_by_key = option.type, {}
         if len(node.value) < (dict_type.min_length or 0):
             noun = "jobs" if path == ("jobs",) else "keys"
             return self._report(node, f"an object without {noun}", "expected at least one")
@@ -320,9 +324,11 @@ class _Reader:
                 node, f"an object of {len(node.value):,} keys", f"expected at most {dict_type.max_length:,}"
             )
         for key_node, value_node in node.value:
-            name = self._read_key(key_node, dict_type.key_type)
-            values[name] = self.read_value(value_node, dict_type.value_type, (*path, key_node.raw), key_node.position)
-        return _INVALID if _INVALID in values or _INVALID in values.values() else values
+            key = self._read_key(key_node, dict_type.key_type)
+            value_by_key[key] = self.read_value(
+                value_node, dict_type.value_type, (*path, key_node.raw), key_node.position
+            )
+        return _INVALID if _INVALID in value_by_key or _INVALID in value_by_key.values() else value_by_key
 
     def _read_key(self, key_node: Node, type: Any) -> Any:
         """Return the text of a key, or report that it violates the limits of `type`."""
@@ -346,20 +352,24 @@ class _Reader:
                 field_values[field.name] = self.read_value(value_node, field.type, key_path, key_node.position)
             elif struct_shape.extra_keys is not None:
                 [option] = list_options(struct_shape.extra_keys.type)
-                name = self._read_key(key_node, option.type.key_type)
-                extra_values[name] = self.read_value(value_node, option.type.value_type, key_path, key_node.position)
+                missing_key = self._read_key(key_node, option.type.key_type)
+                extra_values[missing_key] = self.read_value(
+                    value_node, option.type.value_type, key_path, key_node.position
+                )
             else:
                 intended.add(self._report_unknown_key(key_node, struct_shape))
-        missing = [
-            name for name, field in struct_shape.fields.items() if field.required and field.name not in field_values
+        missing_keys = [
+            missing_key
+            for missing_key, field in struct_shape.fields.items()
+            if field.required and field.name not in field_values
         ]
-        for name in set(missing) - intended:
-            message = f"{self.vocabulary.noun(struct_shape)} without {quote(name)}"
-            description = field_description(struct_shape.fields[name])
-            self.problems.add(owner, message, f"expected {quote(name)}: {description}")
+        for missing_key in set(missing_keys) - intended:
+            message = f"{self.vocabulary.noun(struct_shape)} without {quote(missing_key)}"
+            description = field_description(struct_shape.fields[missing_key])
+            self.problems.add(owner, message, f"expected {quote(missing_key)}: {description}")
         if (
             intended
-            or missing
+            or missing_keys
             or _INVALID in extra_values
             or any(value_node is _INVALID for value_node in (*field_values.values(), *extra_values.values()))
         ):
@@ -391,9 +401,9 @@ class _Reader:
         value = self.read_value(node, field.type, (*path, cls.shorthand), owner)
         return _INVALID if value is _INVALID else cls(**{field.name: value})
 
-    def _report_unknown_key(self, key: Node, struct_shape: Shape) -> str:
+    def _report_unknown_key(self, key_node: Node, struct_shape: Shape) -> str:
         """Report an unknown key. Return the key that was probably intended, or an empty string."""
-        key_name = key.raw
+        key_name = key_node.raw
         if self.problems.is_full:
             return ""
         message = f"the key {quote(key_name)}, which {self.vocabulary.noun(struct_shape)} does not have"
@@ -409,7 +419,7 @@ class _Reader:
             allowed_keys = sorted(struct_shape.fields)
             ellipsis = " …" if len(allowed_keys) > MAX_LISTED_KEYS else ""
             expected = f"expected one of: {', '.join(allowed_keys[:MAX_LISTED_KEYS])}{ellipsis}"
-        self.problems.add(key.position, message, expected, suggestion)
+        self.problems.add(key_node.position, message, expected, suggestion)
         return suggestion or intended
 
 

@@ -38,29 +38,29 @@ STEP_KEYS: Final = frozenset(key.removeprefix("steps.") for key in AVAILABILITY 
 def availability_key(path: Path) -> str:
     """Return the key of `AVAILABILITY` for the value at a path of a file, or "" if it may have no expressions."""
     match path:
-        case ("jobs", _, "steps", int(), str() as key, *_):
-            return f"steps.{key}" if key in STEP_KEYS else ""
+        case ("jobs", _, "steps", int(), str() as step_key, *_):
+            return f"steps.{step_key}" if step_key in STEP_KEYS else ""
         case ("jobs", _, "steps", int()):
             return "steps.run"
         case ("jobs", _, "services", _, "env", *_):
             return "jobs.services.env"
         case ("jobs", _, "allow_failure"):
             return "jobs.continue-on-error"
-        case ("jobs", _, str() as key, *_):
-            return f"jobs.{key}" if key in JOB_KEYS else ""
+        case ("jobs", _, str() as step_key, *_):
+            return f"jobs.{step_key}" if step_key in JOB_KEYS else ""
         case ("defaults", *_):
             return "jobs.defaults"
-        case (str() as key, *_):
-            return key if key in AVAILABILITY else ""
+        case (str() as step_key, *_):
+            return step_key if step_key in AVAILABILITY else ""
         case _:
             return ""
 
 
 def check_expressions(
-    root_node: Node, expressions: Collection[SourceExpression], source: str, problems: ProblemList
+    root_node: Node, expressions: Collection[SourceExpression], file_text: str, problems: ProblemList
 ) -> None:
     """Report invalid expressions of a file, and their references to unknown names."""
-    checker = _ExpressionChecker(root_node, source, problems)
+    checker = _ExpressionChecker(root_node, file_text, problems)
     for expression in expressions:
         if problems.is_full:
             return
@@ -86,8 +86,8 @@ STEP_PROPERTIES: Final = _NameList(("conclusion", "outcome", "outputs"))
 class _JobScope:
     """The names that the expressions of a job may use. A property is None if the file does not determine its names."""
 
-    def __init__(self, job: Node | None) -> None:
-        self._job = job
+    def __init__(self, job_node: Node | None) -> None:
+        self._job = job_node
 
     @cached_property
     def has_steps(self) -> bool:
@@ -109,7 +109,7 @@ class _JobScope:
     @cached_property
     def steps(self) -> _NameList:
         """The ids of the steps."""
-        id_nodes = (child(step, "id") for step in items(child(self._job, "steps")))
+        id_nodes = (child(step_node, "id") for step_node in items(child(self._job, "steps")))
         return _NameList(id_node.value for id_node in id_nodes if id_node is not None and id_node.kind == TEXT)
 
     @cached_property
@@ -132,13 +132,13 @@ class _JobScope:
 
 
 class _ExpressionChecker:
-    def __init__(self, root_node: Node, source: str, problems: ProblemList) -> None:
+    def __init__(self, root_node: Node, file_text: str, problems: ProblemList) -> None:
         self._problems = problems
-        self._source = source
-        self._scopes = {key.raw: _JobScope(job) for key, job in pairs(child(root_node, "jobs"))}
+        self._file_text = file_text
+        self._scopes = {key_node.raw: _JobScope(job_node) for key_node, job_node in pairs(child(root_node, "jobs"))}
         self._job_names = _NameList(self._scopes)
         manual = child(child(root_node, "on"), "manual")
-        self._inputs = _NameList(key.raw for key, _ in pairs(child(manual, "inputs")))
+        self._inputs = _NameList(key_node.raw for key_node, _ in pairs(child(manual, "inputs")))
         self._jobs_without_secret: dict[str, str] = {}  # secret -> a job that does not get it, or an empty string
         self._parsed: dict[tuple[str, bool], tuple[Expression, ...]] = {}
 
@@ -147,16 +147,16 @@ class _ExpressionChecker:
         available = AVAILABILITY.get(availability_key(source_expression.path))
         if available is None:
             return
-        position, text, path = source_expression.position, source_expression.text, source_expression.path
+        position, value_text, path = source_expression.position, source_expression.text, source_expression.path
         try:
             expressions = self._parse_expression(source_expression)
         except ExpressionError as error:
-            self._problems.add(*expression_problem(self._source, position, text, error.problem))
+            self._problems.add(*expression_problem(self._file_text, position, value_text, error.problem))
             return
         scope = self._scopes.get(str(path[1])) if path[0] == "jobs" else None
         for expression in expressions:
             for problem in check_expression(expression, available.contexts, available.functions):
-                self._problems.add(*expression_problem(self._source, position, text, problem))
+                self._problems.add(*expression_problem(self._file_text, position, value_text, problem))
             for reference in context_references(expression):
                 if reference.context in available.contexts:
                     self._check_reference(reference, scope, source_expression)
@@ -176,11 +176,11 @@ class _ExpressionChecker:
     ) -> None:
         if not reference.keys or reference.keys[0] == ANY_KEY:
             return
-        for message, expected, suggestion in self._reference_problems(reference, scope):
+        for actual, expected, suggestion in self._reference_problems(reference, scope):
             position = position_within(
-                self._source, source_expression.position, source_expression.text, reference.column - 1
+                self._file_text, source_expression.position, source_expression.text, reference.column - 1
             )
-            self._problems.add(position, message, expected, suggestion)
+            self._problems.add(position, actual, expected, suggestion)
 
     def _reference_problems(
         self, reference: ContextReference, scope: _JobScope | None
@@ -204,17 +204,21 @@ class _ExpressionChecker:
                     suggestion = nearest(name, scope.secrets)
                     yield f"the secret {quote(name)}, which this job does not get", ADD_SECRET, suggestion
             case "secrets":
-                if job := self._job_without_secret(name.lower()):
-                    yield f"the secret {quote(name)}, which the job {quote(job)} does not get", ADD_SECRET, ""
+                if job_id := self._job_without_secret(name.lower()):
+                    yield f"the secret {quote(name)}, which the job {quote(job_id)} does not get", ADD_SECRET, ""
             case _:
                 return
 
-    def _job_without_secret(self, secret: str) -> str:
+    def _job_without_secret(self, secret_name: str) -> str:
         """Return the id of a job with steps that does not get a secret, or an empty string if all get it."""
-        if secret not in self._jobs_without_secret:
-            jobs = (name for name, scope in self._scopes.items() if scope.has_steps and not scope.secrets.find(secret))
-            self._jobs_without_secret[secret] = next(jobs, "")
-        return self._jobs_without_secret[secret]
+        if secret_name not in self._jobs_without_secret:
+            job_ids = (
+                job_id
+                for job_id, scope in self._scopes.items()
+                if scope.has_steps and not scope.secrets.find(secret_name)
+            )
+            self._jobs_without_secret[secret_name] = next(job_ids, "")
+        return self._jobs_without_secret[secret_name]
 
     def _need_problems(self, reference: ContextReference, scope: _JobScope) -> Iterator[tuple[str, str, str]]:
         """Like `_reference_problems`, for a reference to the context `needs`."""
@@ -228,10 +232,10 @@ class _ExpressionChecker:
             message = f"the job {quote(need_name)}, which this job does not need"
             yield message, "" if suggestion else expected, suggestion
             return
-        outputs = self._scopes[need].outputs if need in self._scopes else None
+        output_names = self._scopes[need].outputs if need in self._scopes else None
         match property_keys:
-            case ["outputs", str() as output, *_] if output != ANY_KEY and outputs is not None:
-                yield from _check_name("the output", output, outputs, f"{quote(need)} has no 'outputs'")
+            case ["outputs", str() as output_name, *_] if output_name != ANY_KEY and output_names is not None:
+                yield from _check_name("the output", output_name, output_names, f"{quote(need)} has no 'outputs'")
             case [property, *_] if property != ANY_KEY:
                 yield from _check_name(f"'needs.{need}' with", property, NEED_PROPERTIES, "")
             case _:
@@ -253,19 +257,19 @@ def _one_of(names: Collection[str], hint_if_empty: str) -> str:
 # -- patterns
 
 
-def check_patterns(root_node: Node, source: str, problems: ProblemList) -> None:
+def check_patterns(root_node: Node, file_text: str, problems: ProblemList) -> None:
     """Report invalid patterns of branches, tags and paths in the events and jobs of a file."""
     on = child(root_node, "on")
-    for event in (child(on, "push"), child(on, "pull_request"), *items(child(on, "schedule"))):
+    for event_node in (child(on, "push"), child(on, "pull_request"), *items(child(on, "schedule"))):
         for key_name in ("branches", "branches-ignore", "tags", "tags-ignore"):
-            check_pattern_list(child(event, key_name), source, problems, is_branch=True)
+            check_pattern_list(child(event_node, key_name), file_text, problems, is_branch=True)
         for key_name in ("paths", "paths-ignore"):
-            check_pattern_list(child(event, key_name), source, problems, is_branch=False)
-    for _, job in pairs(child(root_node, "jobs")):
-        check_pattern_list(child(job, "paths"), source, problems, is_branch=False)
+            check_pattern_list(child(event_node, key_name), file_text, problems, is_branch=False)
+    for _, job_node in pairs(child(root_node, "jobs")):
+        check_pattern_list(child(job_node, "paths"), file_text, problems, is_branch=False)
 
 
-def check_pattern_list(node: Node | None, source: str, problems: ProblemList, *, is_branch: bool) -> None:
+def check_pattern_list(node: Node | None, file_text: str, problems: ProblemList, *, is_branch: bool) -> None:
     """Report the first invalid pattern of a list, at the position of its invalid character."""
     text_nodes = [item for item in items(node) if item.kind == TEXT and item.value]
     if problems.is_full or len(text_nodes) != len(items(node)) or len(text_nodes) > MAX_ITEMS:
@@ -274,7 +278,7 @@ def check_pattern_list(node: Node | None, source: str, problems: ProblemList, *,
         parse_all([text_node.value for text_node in text_nodes], is_branch=is_branch)
     except BadPattern as error:
         invalid_node = text_nodes[error.item - 1]
-        position = position_within(source, invalid_node.position, invalid_node.value, error.column - 1)
+        position = position_within(file_text, invalid_node.position, invalid_node.value, error.column - 1)
         problems.add(
             position, f"{error.found} in the pattern {quote(invalid_node.value)}", f"expected {error.expected}"
         )
@@ -286,42 +290,42 @@ def check_pattern_list(node: Node | None, source: str, problems: ProblemList, *,
 def check_pipeline(pipeline: model.Pipeline, positions: Mapping[Path, Position], problems: ProblemList) -> bool:
     """Report problems of the matrices and projects of a pipeline without other errors. Return whether it has none."""
     parse_result = ParseResult(file=problems.file, pipeline=pipeline, positions=dict(positions))
-    for name, job in pipeline.jobs.items():
-        for path, message, is_warning in _matrix_problems(name, job):
-            position = parse_result.position("jobs", name, "strategy", *path)
+    for job_id, job in pipeline.jobs.items():
+        for path, message, is_warning in _matrix_problems(job_id, job):
+            position = parse_result.position("jobs", job_id, "strategy", *path)
             problems.add(position, *split_message(message), is_warning=is_warning)
-        for index, project_name in enumerate(job.project):
+        for project_index, project_name in enumerate(job.project):
             if project_name not in pipeline.projects:
                 suggestion = nearest(project_name, pipeline.projects)
                 expected = "" if suggestion else _one_of(pipeline.projects, "declare it under 'projects'")
                 problems.add(
-                    parse_result.position("jobs", name, "project", index),
+                    parse_result.position("jobs", job_id, "project", project_index),
                     f"there is no project {quote(project_name)}",
                     expected,
                     suggestion,
                 )
-    for name, project in pipeline.projects.items():
+    for job_id, project in pipeline.projects.items():
         folders = (("folder", project.folder), *(("depends-on", dependency) for dependency in project.depends_on))
         for key, folder in folders:
             try:
-                normalize_folder(folder, f"the folder of project {quote(name)}")
+                normalize_folder(folder, f"the folder of project {quote(job_id)}")
             except Refused as refused:
                 message, _, expected = str(refused).partition("; ")
-                problems.add(parse_result.position("projects", name, key), message, expected)
+                problems.add(parse_result.position("projects", job_id, key), message, expected)
     return not problems.has_errors
 
 
-def _matrix_problems(name: str, job: model.Job) -> Iterator[tuple[Path, str, bool]]:
+def _matrix_problems(job_id: str, job: model.Job) -> Iterator[tuple[Path, str, bool]]:
     """Yield path, message and whether it is a warning, for each problem of a matrix. Skip one with expressions."""
     strategy = job.strategy
     if strategy is None or isinstance(strategy.matrix, str) or OPEN in str(msgspec.to_builtins(strategy)):
         return
     matrix: dict[str, Any] = {matrix_key: list(values) for matrix_key, values in strategy.matrix.axes.items()}
-    for matrix_key, rows in (("include", strategy.matrix.include), ("exclude", strategy.matrix.exclude)):
-        if rows:
-            matrix[matrix_key] = list(rows)
+    for matrix_key, combinations in (("include", strategy.matrix.include), ("exclude", strategy.matrix.exclude)):
+        if combinations:
+            matrix[matrix_key] = list(combinations)
     try:
-        expansion = expand(name, {"matrix": matrix})
+        expansion = expand(job_id, {"matrix": matrix})
     except MatrixError as error:
         for problem in error.problems:
             yield problem.path, problem.message, False

@@ -73,9 +73,9 @@ class Shape(NamedTuple):
 @cache
 def get_shape(cls: type[model.FileStruct]) -> Shape:
     """Return the shape of a struct type."""
-    fields = {field.encode_name: field for field in msgspec.structs.fields(cls)}
-    extra_keys = fields.pop(cls.extra_keys) if cls.extra_keys else None
-    return Shape(cls, fields, extra_keys)
+    field_by_key = {field.encode_name: field for field in msgspec.structs.fields(cls)}
+    extra_keys = field_by_key.pop(cls.extra_keys) if cls.extra_keys else None
+    return Shape(cls, field_by_key, extra_keys)
 
 
 def list_options(type_hint: Any, outer_metas: tuple[Meta, ...] = ()) -> list[Option]:
@@ -84,15 +84,15 @@ def list_options(type_hint: Any, outer_metas: tuple[Meta, ...] = ()) -> list[Opt
     `outer_metas` are the annotations around the type.
     """
     if get_origin(type_hint) is Annotated:
-        annotated_type, *annotated_metas = get_args(type_hint)
-        return list_options(annotated_type, (*annotated_metas, *outer_metas))
+        annotated_type, *inner_metas = get_args(type_hint)
+        return list_options(annotated_type, (*inner_metas, *outer_metas))
     if get_origin(type_hint) in (UnionType, Union):
         # Limits are given for each member of a union; only `extra` may be given for the union.
         extra_metas = tuple(Meta(extra=meta.extra) for meta in outer_metas)
         return [option for union_member in get_args(type_hint) for option in list_options(union_member, extra_metas)]
     if type_hint is None or type_hint is NoneType:
         return []
-    extra = {name: value for meta in outer_metas for name, value in (meta.extra or {}).items()}
+    extra = {extra_name: extra_value for meta in outer_metas for extra_name, extra_value in (meta.extra or {}).items()}
     return [Option(_inspect_type(type_hint, outer_metas), extra)]
 
 
@@ -100,9 +100,9 @@ def _inspect_type(type_hint: Any, metas: tuple[Meta, ...]) -> Any:
     """Return the `msgspec.inspect` type of a type annotation that is no union, with the limits of `metas`."""
 
     # `msgspec.inspect.type_info` would return these types, but a process that used it may crash at exit.
-    def collect_limits(*names: str) -> dict[str, Any]:
-        name_values = ((name, getattr(meta, name)) for meta in metas for name in names)
-        return {name: value for name, value in name_values if value is not None}
+    def collect_limits(*limit_names: str) -> dict[str, Any]:
+        name_values = ((limit_name, getattr(meta, limit_name)) for meta in metas for limit_name in limit_names)
+        return {limit_name: value for limit_name, value in name_values if value is not None}
 
     arguments = get_args(type_hint)
     if type_hint is Any:
@@ -169,7 +169,7 @@ def describe_option(option: Option) -> str:
 
 def describe_shape(struct_shape: Shape) -> str:
     """Return a description of the notations of a struct for a message, e.g. `an object with run or uses`."""
-    required_keys = [name for name, field in struct_shape.fields.items() if field.required]
+    required_keys = [key for key, field in struct_shape.fields.items() if field.required]
     listed_keys = IDENTIFYING_KEYS.get(struct_shape.cls) or list(struct_shape.fields)
     keys_text = join_words(required_keys, "and") if required_keys else join_words(listed_keys)
     object_description = f"an object with {keys_text}"
@@ -194,9 +194,9 @@ def _describe_number(type: Any) -> str:
     )
 
 
-def reachable_types(root: type[model.FileStruct]) -> tuple[type[model.FileStruct], ...]:
+def reachable_types(root_type: type[model.FileStruct]) -> tuple[type[model.FileStruct], ...]:
     """Return a struct type and the struct types of its fields, recursively, breadth first."""
-    struct_types = [root]
+    struct_types = [root_type]
     for cls in struct_types:  # grows during the loop
         for field in msgspec.structs.fields(cls):
             struct_types += [inner_type for inner_type in _struct_types(field.type) if inner_type not in struct_types]

@@ -25,14 +25,14 @@ InterpolateName = Callable[[int, str], str]
 """A function of the index and name of a rule that returns the name with its expressions evaluated."""
 
 
-def keep_name(_index: int, name: str) -> str:
+def keep_name(_index: int, rule_name: str) -> str:
     """Return the name unchanged, for files in which nothing is evaluated."""
-    return name
+    return rule_name
 
 
 def protocol_rules(rules: Sequence[Rule], interpolate_name: InterpolateName = keep_name) -> list[wire.ValidationRule]:
     """Convert rules to the runner protocol. Only names are evaluated: the runner evaluates commands and paths."""
-    return [_protocol_rule(rule, interpolate_name(index, rule.name)) for index, rule in enumerate(rules)]
+    return [_protocol_rule(rule, interpolate_name(rule_index, rule.name)) for rule_index, rule in enumerate(rules)]
 
 
 def evaluated_texts(rule: Rule) -> tuple[str, ...]:
@@ -41,10 +41,10 @@ def evaluated_texts(rule: Rule) -> tuple[str, ...]:
     return rule.run or "", rule.result or "", rule.junit or "", report, *(rule.files or ())
 
 
-def _protocol_rule(rule: Rule, name: str) -> wire.ValidationRule:
+def _protocol_rule(rule: Rule, rule_name: str) -> wire.ValidationRule:
     number = rule.number
     return wire.ValidationRule(
-        name=name,
+        name=rule_name,
         run=rule.run or "",
         files=list(rule.files or ()),
         contains=rule.contains or "",
@@ -60,12 +60,12 @@ def _protocol_rule(rule: Rule, name: str) -> wire.ValidationRule:
 # -- checks
 
 
-def check_rules(rules: Node | None, file_text: str, problems: ProblemList, *, is_workstream: bool) -> None:
+def check_rules(rules_node: Node | None, file_text: str, problems: ProblemList, *, is_workstream: bool) -> None:
     """Report wrong combinations of keys, and invalid report paths and patterns, in a list of validation rules.
 
     `is_workstream` says that the rules are in a workstream file, not in a pipeline file.
     """
-    for rule in items(rules):
+    for rule in items(rules_node):
         if rule.kind == OBJECT and not problems.is_full:
             _check_kinds(rule, problems, is_workstream=is_workstream)
             _check_number(child(rule, "number"), file_text, problems)
@@ -76,19 +76,25 @@ def check_rules(rules: Node | None, file_text: str, problems: ProblemList, *, is
 
 def _check_kinds(rule: Node, problems: ProblemList, *, is_workstream: bool) -> None:
     """Report a rule that is not of exactly one allowed kind, keys that its kind lacks, and `mergeable: false`."""
-    allowed_kinds = RULE_KINDS if is_workstream else tuple(kind for kind in RULE_KINDS if kind not in WORKSTREAM_KINDS)
+    allowed_kinds = (
+        RULE_KINDS
+        if is_workstream
+        else tuple(required_kind for required_kind in RULE_KINDS if required_kind not in WORKSTREAM_KINDS)
+    )
     kinds = [key_name for key_name in RULE_KINDS if entry(rule, key_name)]
     for key_name in kinds if not is_workstream else ():
-        if key_name in WORKSTREAM_KINDS and (pair := entry(rule, key_name)):
+        if key_name in WORKSTREAM_KINDS and (kind_entry := entry(rule, key_name)):
             expected = "only a workstream has commits of its own; remove it, or write a workstream file"
-            problems.add(pair[0].position, f"{quote(key_name)} in a pipeline", expected)
+            problems.add(kind_entry[0].position, f"{quote(key_name)} in a pipeline", expected)
     if len(kinds) != 1:
         message = f"a rule with {join_words(kinds, 'and')}" if kinds else "a rule that requires nothing"
         problems.add(rule.position, message, f"expected exactly one of: {', '.join(allowed_kinds)}")
-    for key_name, kind in REQUIRED_KINDS.items():
-        if (key_and_value := entry(rule, key_name)) and kind not in kinds:
+    for key_name, required_kind in REQUIRED_KINDS.items():
+        if (key_entry := entry(rule, key_name)) and required_kind not in kinds:
             problems.add(
-                key_and_value[0].position, f"{quote(key_name)} without {quote(kind)}", f"expected {quote(kind)} as well"
+                key_entry[0].position,
+                f"{quote(key_name)} without {quote(required_kind)}",
+                f"expected {quote(required_kind)} as well",
             )
     mergeable = child(rule, "mergeable")
     if mergeable is not None and mergeable.kind == BOOL and not mergeable.value:

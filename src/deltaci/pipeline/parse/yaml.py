@@ -185,15 +185,15 @@ class _Builder:
                 Position(), "a directive that changes how the file is read", "remove the line that begins with '%'"
             )
 
-    def _add_node(self, node: Node, anchor: str, count: int = 1) -> None:
-        """Add a complete node to the innermost open list or object. `count` is the number of nodes that it adds."""
-        self._node_count += count  # The children of a node were counted before; an alias repeats them all.
+    def _add_node(self, node: Node, anchor_name: str, added_count: int = 1) -> None:
+        """Add a complete node to the innermost open list or object. It counts as `added_count` nodes."""
+        self._node_count += added_count  # The children of a node were counted before; an alias repeats them all.
         if self._node_count > MAX_NODES:
             self._fail(self.last_position, f"more than {MAX_NODES:,} values, aliases included", "use fewer")
         if len(self._open) + node.depth > MAX_DEPTH + 1:
             self._fail(self.last_position, f"more than {MAX_DEPTH} nested levels", "use fewer")
-        if anchor:
-            self._anchors[anchor] = node
+        if anchor_name:
+            self._anchors[anchor_name] = node
         if self._open:
             self._open[-1][1].append(node)
         elif self.root_node is None:
@@ -252,7 +252,7 @@ class _Builder:
                 )
             else:
                 direct_pairs[key_node.raw] = (key_node, value_node)
-        return [*direct_pairs.values(), *(pair for name, pair in merged_pairs.items() if name not in direct_pairs)]
+        return [*direct_pairs.values(), *(pair for key, pair in merged_pairs.items() if key not in direct_pairs)]
 
     def _merged_pairs(self, merge_value: Node) -> Iterator[tuple[Node, Node]]:
         """Yield the keys and values of the objects that the value of a `<<` key refers to. Report any other value."""
@@ -293,12 +293,12 @@ def items(node: Node | None) -> list[Node]:
     return node.value if node.kind == LIST else [node]
 
 
-def entry(node: Node | None, name: str) -> tuple[Node, Node] | None:
+def entry(node: Node | None, key: str) -> tuple[Node, Node] | None:
     """Return the key of this name and its value from an object node, or None."""
-    return next((pair for pair in pairs(node) if pair[0].raw == name), None)
+    return next((pair for pair in pairs(node) if pair[0].raw == key), None)
 
 
-def child(node: Node | None, name: str) -> Node | None:
+def child(node: Node | None, key: str) -> Node | None:
     """Return the value of the key of this name from an object node, or None."""
-    pair = entry(node, name)
-    return pair[1] if pair else None
+    key_and_value = entry(node, key)
+    return key_and_value[1] if key_and_value else None

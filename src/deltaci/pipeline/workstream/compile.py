@@ -19,13 +19,15 @@ from deltaci.protocol import messages as wire
 SHARED_WORKTREE_GROUP: Final = "workstream:"  # prefix of the concurrency group of tasks that share a worktree
 
 
-def compile_jobs(workstream: Workstream, *, id: str, source: wire.Source, branch: str) -> tuple[JobSpec, ...]:
+def compile_jobs(
+    workstream: Workstream, *, workstream_id: str, source: wire.Source, branch: str
+) -> tuple[JobSpec, ...]:
     """Return the job spec of each task, in the order of the file. `source.commit` is the start of the branch.
 
     Tasks that share the worktree form a concurrency group, so that one of them runs at a time. Raise
     `msgspec.ValidationError` if a spec violates the runner protocol.
     """
-    return tuple(_compile_job(workstream, task, id, source, branch) for task in workstream.tasks)
+    return tuple(_compile_job(workstream, task, workstream_id, source, branch) for task in workstream.tasks)
 
 
 def task_levels(workstream: Workstream) -> tuple[tuple[str, ...], ...]:
@@ -39,16 +41,20 @@ def dependency_levels(needs: Sequence[tuple[str, Sequence[str]]]) -> tuple[tuple
     `needs` has each name with the names that it needs. Needs that are not among the names are ignored. Names in a
     cycle, and names that need them, are left out.
     """
-    names = {name for name, _ in needs}
-    pending = {name: {need for need in needed_names if need in names} for name, needed_names in needs}
+    all_names = {name for name, _ in needs}
+    open_needs_by_name = {name: {need for need in needed_names if need in all_names} for name, needed_names in needs}
     levels: list[tuple[str, ...]] = []
-    while level := tuple(name for name, needed_names in pending.items() if not needed_names):
+    while level := tuple(name for name, needed_names in open_needs_by_name.items() if not needed_names):
         levels.append(level)
-        pending = {name: needed_names.difference(level) for name, needed_names in pending.items() if name not in level}
+        open_needs_by_name = {
+            name: needed_names.difference(level)
+            for name, needed_names in open_needs_by_name.items()
+            if name not in level
+        }
     return tuple(levels)
 
 
-def _compile_job(workstream: Workstream, task: Task, id: str, source: wire.Source, branch: str) -> JobSpec:
+def _compile_job(workstream: Workstream, task: Task, workstream_id: str, source: wire.Source, branch: str) -> JobSpec:
     has_own_worktree = task.worktree == "own"
     env = _env_texts({**workstream.env, **task.env})
     runner_spec, _ = job_specs.validate_spec(
@@ -66,7 +72,7 @@ def _compile_job(workstream: Workstream, task: Task, id: str, source: wire.Sourc
             rules=protocol_rules(task.post_execution),
             needs=list(task.needs),
             tree=wire.Worktree(
-                stream=id,
+                stream=workstream_id,
                 source=source,
                 branch=branch,
                 private_name=task.name if has_own_worktree else "",
@@ -82,7 +88,7 @@ def _compile_job(workstream: Workstream, task: Task, id: str, source: wire.Sourc
         has_validation=True,
         timeout_seconds=job_specs.minutes_to_seconds(task.timeout_minutes),
         queue_key=queue_key(required_labels(workstream, task)),
-        group="" if has_own_worktree else f"{SHARED_WORKTREE_GROUP}{id}",
+        group="" if has_own_worktree else f"{SHARED_WORKTREE_GROUP}{workstream_id}",
         work=runner_spec,
         **_retry_settings(task.retry),
     )
@@ -105,8 +111,8 @@ def validation_job_spec(workstream: Workstream) -> dict[str, Any]:
     return spec_fields
 
 
-def _env_texts(env: Mapping[str, Any]) -> dict[str, str]:
-    return {name: to_text(value) for name, value in env.items()}
+def _env_texts(value_by_variable: Mapping[str, Any]) -> dict[str, str]:
+    return {variable: to_text(value) for variable, value in value_by_variable.items()}
 
 
 def _retry_settings(retry: model.Retry | None) -> dict[str, Any]:

@@ -92,27 +92,27 @@ class ParsedWorkstream(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_workstream(content: bytes) -> bool:
     """Return whether the content of a file has keys of a workstream and not of a pipeline, even if it is invalid."""
-    text = content[:MAX_BYTES].decode("utf-8", "replace").removeprefix("\ufeff")
-    return _WORKSTREAM_KEYS.search(text) is not None and _PIPELINE_KEYS.search(text) is None
+    file_text = content[:MAX_BYTES].decode("utf-8", "replace").removeprefix("\ufeff")
+    return _WORKSTREAM_KEYS.search(file_text) is not None and _PIPELINE_KEYS.search(file_text) is None
 
 
 def parse_file(content: str | bytes, file: str = DEFAULT_FILE) -> ParsedWorkstream:
     """Parse the content of a workstream file. `file` is its name, for messages."""
     problems = ProblemList(file)
     try:
-        text = decode_utf8(content, problems) if isinstance(content, bytes) else content
-        if all(not line.strip() or line.lstrip().startswith("#") for line in text.splitlines()):
+        file_text = decode_utf8(content, problems) if isinstance(content, bytes) else content
+        if all(not line.strip() or line.lstrip().startswith("#") for line in file_text.splitlines()):
             problems.add(Position(), "an empty file", EMPTY_FILE_HINT)
             raise YamlError
-        root_node = parse_yaml(text, problems)
+        root_node = parse_yaml(file_text, problems)
     except YamlError:
         return ParsedWorkstream(file=file, workstream=None, problems=problems.in_order())
     return ParsedWorkstream(
-        file=file, workstream=_read_workstream(root_node, text, problems), problems=problems.in_order()
+        file=file, workstream=_read_workstream(root_node, file_text, problems), problems=problems.in_order()
     )
 
 
-def parse_values(value: Any) -> tuple[Workstream | None, tuple[str, ...]]:
+def parse_values(json_value: Any) -> tuple[Workstream | None, tuple[str, ...]]:
     """Return the workstream that JSON values describe, or None, and the problems as messages.
 
     Each message begins with the path of the value, e.g. `tasks[0].run`.
@@ -120,14 +120,14 @@ def parse_values(value: Any) -> tuple[Workstream | None, tuple[str, ...]]:
     problems = ProblemList(VALUES_FILE)
     builder = _NodeBuilder(problems)
     try:
-        root_node = builder.build(value, (), 1)
+        root_node = builder.build(json_value, (), 1)
         workstream = _read_workstream(root_node, "", problems)
     except YamlError:
         workstream = None
     return workstream, tuple(builder.describe(problem) for problem in problems.in_order())
 
 
-def _read_workstream(root_node: Node, text: str, problems: ProblemList) -> Workstream | None:
+def _read_workstream(root_node: Node, file_text: str, problems: ProblemList) -> Workstream | None:
     """Convert the root node of a workstream and run all checks. Return None if there are errors."""
     parsed_node = parse_node(root_node, Workstream, (), problems, VOCABULARY)
     for expression in parsed_node.expressions:
@@ -137,37 +137,41 @@ def _read_workstream(root_node: Node, text: str, problems: ProblemList) -> Works
     _check_names(task_nodes, problems)
     for task_node in task_nodes:
         checks.check_retry(child(task_node, "retry"), problems.add)
-        validation_rules.check_rules(child(task_node, "post_execution"), text, problems, is_workstream=True)
-    validation_rules.check_rules(child(root_node, "validation"), text, problems, is_workstream=True)
+        validation_rules.check_rules(child(task_node, "post_execution"), file_text, problems, is_workstream=True)
+    validation_rules.check_rules(child(root_node, "validation"), file_text, problems, is_workstream=True)
     _check_base(child(root_node, "base"), problems)
     return parsed_node.value if isinstance(parsed_node.value, Workstream) and not problems.has_errors else None
 
 
 def _check_names(task_nodes: list[Node], problems: ProblemList) -> None:
     """Report task names that are not unique, and needs that are unknown, repeated or cyclic."""
-    name_nodes: dict[str, Node] = {}
-    needs: dict[str, list[Node]] = {}
+    name_node_by_name: dict[str, Node] = {}
+    need_nodes_by_name: dict[str, list[Node]] = {}
     for task_node in task_nodes:
         name_node = child(task_node, "name")
         if name_node is None or name_node.kind != TEXT:
             continue
-        if name_node.value in name_nodes:
-            first_position = name_nodes[name_node.value].position
+        if name_node.value in name_node_by_name:
+            first_position = name_node_by_name[name_node.value].position
             is_from_file = problems.file != VALUES_FILE
             hint = f"the task in line {first_position.line} has it" if is_from_file else "another task has it"
             problems.add(name_node.position, f"the name {quote(name_node.value)} a second time", hint)
             continue
-        name_nodes[name_node.value] = name_node
-        needs[name_node.value] = [need_node for need_node in items(child(task_node, "needs")) if need_node.kind == TEXT]
-    if len(name_nodes) == len(task_nodes):  # A task without a valid name may be the one that is needed.
-        checks.check_needs(needs, problems, "task")
+        name_node_by_name[name_node.value] = name_node
+        need_nodes_by_name[name_node.value] = [
+            need_node for need_node in items(child(task_node, "needs")) if need_node.kind == TEXT
+        ]
+    if len(name_node_by_name) == len(task_nodes):  # A task without a valid name may be the one that is needed.
+        checks.check_needs(need_nodes_by_name, problems, "task")
 
 
-def parse_branch_name(name: str) -> str:
+def parse_branch_name(branch_name: str) -> str:
     """Return a branch name that was not read from a file. Raise Refused if it is not valid."""
     problems = ProblemList(VALUES_FILE)
-    parsed_node = parse_node(Node(TEXT, Position(), name, name, '"'), Branch, ("base",), problems, VOCABULARY)
-    _check_base(Node(TEXT, Position(), name, name), problems)
+    parsed_node = parse_node(
+        Node(TEXT, Position(), branch_name, branch_name, '"'), Branch, ("base",), problems, VOCABULARY
+    )
+    _check_base(Node(TEXT, Position(), branch_name, branch_name), problems)
     for problem in problems.in_order():
         raise Refused("bad_request", f"base: {str(problem).split(': ', 1)[1]}")
     return str(parsed_node.value)
@@ -198,42 +202,44 @@ class _NodeBuilder:
         self._character_count = 0
 
     def build(self, value: Any, path: Path, depth: int) -> Node:
-        """Convert a value at a path to a node, recursively.
+        """Convert a value at a path to a node with a line number of its own, recursively.
 
         Report a problem and raise `YamlError` if it exceeds a limit.
         """
-        position = self._new_line(path)
+        path_position = self._new_line(path)
         self._character_count += len(value) if isinstance(value, str) else 0
-        for count, limit, unit in (
+        for actual_count, limit, unit in (
             (depth, MAX_DEPTH, "nested levels"),
             (len(self._paths), MAX_NODES, "values and keys"),
             (self._character_count, MAX_BYTES, "characters"),
         ):
-            if count > limit:
-                self._problems.add(position, f"more than {limit:,} {unit}", "a workstream needs fewer")
+            if actual_count > limit:
+                self._problems.add(path_position, f"more than {limit:,} {unit}", "a workstream needs fewer")
                 raise YamlError
         match value:
             case None:
-                return Node(NULL, position)
+                return Node(NULL, path_position)
             case bool():
-                return Node(BOOL, position, value, str(value).lower())
+                return Node(BOOL, path_position, value, str(value).lower())
             case int() if value.bit_length() > MAX_INTEGER_BITS:  # As in a file: so many digits are a text.
-                return Node(TEXT, position, str(value), str(value), '"')
+                return Node(TEXT, path_position, str(value), str(value), '"')
             case int() | float():
-                return Node(NUMBER, position, value, str(value))
+                return Node(NUMBER, path_position, value, str(value))
             case list():
-                children = [self.build(item, (*path, index), depth + 1) for index, item in enumerate(value)]
-                return Node(LIST, position, children)
+                children = [self.build(item_value, (*path, index), depth + 1) for index, item_value in enumerate(value)]
+                return Node(LIST, path_position, children)
             case dict():
                 return Node(
-                    OBJECT, position, [self._build_pair(name, item, path, depth) for name, item in value.items()]
+                    OBJECT,
+                    path_position,
+                    [self._build_pair(key, item_value, path, depth) for key, item_value in value.items()],
                 )
             case _:
-                return Node(TEXT, position, str(value), str(value), '"')
+                return Node(TEXT, path_position, str(value), str(value), '"')
 
-    def _build_pair(self, name: Any, value: Any, path: Path, depth: int) -> tuple[Node, Node]:
-        inner_path = (*path, str(name))
-        key_node = Node(TEXT, self._new_line(inner_path), str(name), str(name), '"')
+    def _build_pair(self, key: Any, value: Any, path: Path, depth: int) -> tuple[Node, Node]:
+        inner_path = (*path, str(key))
+        key_node = Node(TEXT, self._new_line(inner_path), str(key), str(key), '"')
         return key_node, self.build(value, inner_path, depth + 1)
 
     def _new_line(self, path: Path) -> Position:

@@ -17,9 +17,9 @@ WINDOWS: Final = re.compile(r"net[1-4]\d{1,2}|net\d{1,2}\.0-windows[\d.]{0,20}")
 TEST_SDK: Final = re.compile(r"Microsoft\.NET\.Test\.Sdk|<IsTestProject>true|xunit|nunit|MSTest", re.I)
 
 
-def reads_file(name: str, folder: str) -> bool:
+def reads_file(file_name: str, folder: str) -> bool:
     """Return whether the detection of .NET projects reads this file."""
-    return re.fullmatch(PROJECT, name) is not None or name in ("global.json", "Directory.Build.props")
+    return re.fullmatch(PROJECT, file_name) is not None or file_name in ("global.json", "Directory.Build.props")
 
 
 def find(folder: Folder) -> Project | None:
@@ -48,7 +48,7 @@ def find(folder: Folder) -> Project | None:
     if windows_project:
         confidence, uncertainty = UNSURE, "a project targets only Windows: it needs a Windows runner (runs-on)"
     build = JobDraft(
-        task="build",
+        purpose="build",
         title=".NET build",
         confidence=confidence,
         uncertainty=uncertainty,
@@ -56,7 +56,7 @@ def find(folder: Folder) -> Project | None:
         steps=(f"dotnet restore {build_target}", f"dotnet build {build_target} --no-restore"),
     )
     test = JobDraft(
-        task="test",
+        purpose="test",
         title=".NET tests",
         confidence=confidence,
         uncertainty=uncertainty,
@@ -71,18 +71,18 @@ def _main_solution(solutions: list[str]) -> str | None:
     return min(solutions, key=lambda name: (len(name.rpartition(".")[0]), not name.endswith("x"), name))
 
 
-def _frameworks(text: str) -> list[str]:
+def _frameworks(project_text: str) -> list[str]:
     """Return the target frameworks that a project file declares."""
     return [
         framework.strip()
-        for frameworks in TARGETS.findall(text)[:10]
+        for frameworks in TARGETS.findall(project_text)[:10]
         for framework in frameworks.split(";")
         if framework.strip()
     ]
 
 
-def _is_for_windows(text: str) -> bool:
+def _is_for_windows(project_text: str) -> bool:
     """Return whether a project file targets only Windows."""
-    frameworks = _frameworks(text)
+    frameworks = _frameworks(project_text)
     is_windows_only = bool(frameworks) and all(WINDOWS.fullmatch(framework) for framework in frameworks)
-    return is_windows_only or "<UseWPF>true" in text or "<UseWindowsForms>true" in text
+    return is_windows_only or "<UseWPF>true" in project_text or "<UseWindowsForms>true" in project_text

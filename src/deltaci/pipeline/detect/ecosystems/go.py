@@ -14,9 +14,9 @@ MANIFEST: Final = "go.mod"
 LINTER: Final = (".golangci.yml", ".golangci.yaml", ".golangci.toml", ".golangci.json")
 
 
-def reads_file(name: str, folder: str) -> bool:
+def reads_file(file_name: str, folder: str) -> bool:
     """Return whether the detection of Go projects reads this file."""
-    return name == MANIFEST or name in LINTER
+    return file_name == MANIFEST or file_name in LINTER
 
 
 def find(folder: Folder) -> Project | None:
@@ -28,11 +28,11 @@ def find(folder: Folder) -> Project | None:
     if re.search(r"(?m)^module (?:std|cmd)$", folder.text(MANIFEST)):
         problem = "the Go standard library is built and tested by its own scripts"
         return Project(ecosystem=ECOSYSTEM, folder=folder.path, unclear=(problem,))
-    version = re.search(r"(?m)^go\s+([0-9][0-9.]*)", folder.text(MANIFEST))
-    evidence = (f"there is go.mod{f', for Go {version[1][:10]}' if version else ''}",)
+    version_match = re.search(r"(?m)^go\s+([0-9][0-9.]*)", folder.text(MANIFEST))
+    evidence = (f"there is go.mod{f', for Go {version_match[1][:10]}' if version_match else ''}",)
     drafts = [
         JobDraft(
-            task="build",
+            purpose="build",
             title="Go packages",
             confidence=SURE,
             evidence=evidence,
@@ -59,7 +59,7 @@ def _tests(folder: Folder, evidence: tuple[str, ...]) -> list[JobDraft]:
         confidence, uncertainty = LIKELY, "the Makefile runs the tests with special options"
     return [
         JobDraft(
-            task="test",
+            purpose="test",
             title="Go tests",
             confidence=confidence,
             uncertainty=uncertainty,
@@ -70,17 +70,17 @@ def _tests(folder: Folder, evidence: tuple[str, ...]) -> list[JobDraft]:
 
 
 def _lint(folder: Folder) -> list[JobDraft]:
-    config = folder.find_file(*LINTER)
-    if config is None:
+    config_name = folder.find_file(*LINTER)
+    if config_name is None:
         return []
-    is_version_2 = re.search(r"""(?m)^["']?version["']?\s*[:=]\s*["']?2""", folder.text(config)) is not None
+    is_version_2 = re.search(r"""(?m)^["']?version["']?\s*[:=]\s*["']?2""", folder.text(config_name)) is not None
     module = "golangci-lint/v2" if is_version_2 else "golangci-lint"
     return [
         JobDraft(
-            task="lint",
+            purpose="lint",
             title="Go linters",
             confidence=LIKELY,
-            evidence=(f"there is {config}",),
+            evidence=(f"there is {config_name}",),
             uncertainty="no version of golangci-lint is pinned, and a newer version may report other problems",
             steps=(f"go run github.com/golangci/{module}/cmd/golangci-lint@latest run",),
         )

@@ -15,9 +15,9 @@ GRADLE: Final = ("settings.gradle", "settings.gradle.kts", "build.gradle", "buil
 ANDROID: Final = re.compile(r"com\.android\.(application|library|tools\.build)|libs\.plugins\.android|AndroidManifest")
 
 
-def reads_file(name: str, folder: str) -> bool:
+def reads_file(file_name: str, folder: str) -> bool:
     """Return whether the detection of Java projects reads this file."""
-    return name in (MAVEN, *GRADLE) or name == "libs.versions.toml"
+    return file_name in (MAVEN, *GRADLE) or file_name == "libs.versions.toml"
 
 
 def find(folder: Folder) -> Project | None:
@@ -42,7 +42,7 @@ def _maven(folder: Folder) -> JobDraft:
     wrapper = folder.find_file("mvnw")
     has_toolchains = "maven-toolchains-plugin" in folder.text(MAVEN)
     return JobDraft(
-        task="test",
+        purpose="test",
         title="Maven build with tests",
         confidence=LIKELY if has_toolchains else SURE,
         uncertainty="pom.xml requires certain JDKs through toolchains" if has_toolchains else "",
@@ -53,9 +53,9 @@ def _maven(folder: Folder) -> JobDraft:
     )
 
 
-def _gradle(folder: Folder, config: str) -> JobDraft:
+def _gradle(folder: Folder, config_name: str) -> JobDraft:
     wrapper = folder.find_file("gradlew")
-    build_text = "".join(folder.text(path) for path in (*GRADLE, "gradle/libs.versions.toml"))
+    build_text = "".join(folder.text(file_path) for file_path in (*GRADLE, "gradle/libs.versions.toml"))
     is_android = (
         ANDROID.search(build_text) is not None
         or folder.first_match(r"(?:.*/)?src/main/AndroidManifest\.xml") is not None
@@ -68,11 +68,11 @@ def _gradle(folder: Folder, config: str) -> JobDraft:
             "it is an Android project: the runner must have the Android SDK",
         )
     return JobDraft(
-        task="test",
+        purpose="test",
         title="Gradle build with tests",
         confidence=confidence,
         uncertainty=uncertainty,
-        evidence=(f"there is {config}", *(("there is the wrapper gradlew",) if wrapper else ())),
+        evidence=(f"there is {config_name}", *(("there is the wrapper gradlew",) if wrapper else ())),
         steps=(f"{'sh ./gradlew' if wrapper else 'gradle'} --no-daemon build",),
         artifacts=(model.Artifact(path=folder.from_root("**/build/test-results/**/TEST-*.xml"), type="junit"),),
     )

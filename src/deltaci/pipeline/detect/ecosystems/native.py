@@ -18,9 +18,9 @@ LIBRARIES: Final = "the required compilers and libraries are not declared"
 AUTOTOOLS: Final = ("configure.ac", "configure.in")
 
 
-def reads_file(name: str, folder: str) -> bool:
+def reads_file(file_name: str, folder: str) -> bool:
     """Return whether the detection of C and C++ builds reads this file."""
-    return name in (
+    return file_name in (
         "CMakeLists.txt",
         "meson.build",
         *AUTOTOOLS,
@@ -38,7 +38,7 @@ def find(folder: Folder) -> Project | None:
     Makefile if it declares tests itself.
     """
     task_file = read_task_file(folder)
-    has_test_target = task_file is not None and any(name in task_file.targets for name in ("test", "check"))
+    has_test_target = task_file is not None and any(target in task_file.targets for target in ("test", "check"))
     steps: tuple[str, ...] = ()
     artifacts: tuple[model.Artifact, ...] = ()
     if folder.find_file("CMakeLists.txt"):
@@ -56,8 +56,8 @@ def find(folder: Folder) -> Project | None:
         is_tested, evidence, title = True, "there is meson.build", "Meson build"
         steps = ("meson setup _build", "meson compile -C _build", "meson test -C _build --print-errorlogs")
         artifacts = (model.Artifact(path=folder.from_root("_build/meson-logs/testlog.junit.xml"), type="junit"),)
-    elif config := folder.find_file(*AUTOTOOLS, "configure"):
-        return None if has_test_target and folder.find_file("Makefile") else _autotools(folder, config)
+    elif config_name := folder.find_file(*AUTOTOOLS, "configure"):
+        return None if has_test_target and folder.find_file("Makefile") else _autotools(folder, config_name)
     else:
         return None
     return Project(
@@ -65,7 +65,7 @@ def find(folder: Folder) -> Project | None:
         folder=folder.path,
         drafts=(
             JobDraft(
-                task="test" if is_tested else "build",
+                purpose="test" if is_tested else "build",
                 title=title + (" with tests" if is_tested else ""),
                 confidence=LIKELY if is_tested or folder.find_file("CMakeLists.txt") else UNSURE,
                 uncertainty=LIBRARIES,
@@ -80,7 +80,7 @@ def find(folder: Folder) -> Project | None:
 def _has_cmake_tests(folder: Folder) -> bool:
     """Return whether CMakeLists.txt declares tests, in this folder or in its folders `test` and `tests`."""
     cmake_text = folder.text("CMakeLists.txt") + "".join(
-        folder.text(f"{name}/CMakeLists.txt") for name in ("test", "tests")
+        folder.text(f"{folder_name}/CMakeLists.txt") for folder_name in ("test", "tests")
     )
     return (
         re.search(
@@ -91,20 +91,22 @@ def _has_cmake_tests(folder: Folder) -> bool:
     )
 
 
-def _autotools(folder: Folder, config: str) -> Project:
+def _autotools(folder: Folder, config_name: str) -> Project:
     generate_configure = "sh ./autogen.sh" if folder.find_file("autogen.sh") else "autoreconf -fi"
     generation_steps = () if folder.find_file("configure") else (generate_configure,)
-    automake_text = "".join(folder.text(name) for name in ("Makefile.am", "tests/Makefile.am", "test/Makefile.am"))
+    automake_text = "".join(
+        folder.text(file_path) for file_path in ("Makefile.am", "tests/Makefile.am", "test/Makefile.am")
+    )
     makefile_text = folder.text("Makefile.in") + folder.text("Makefile.pre.in")
     check_target = re.search(r"(?m)^(TESTS|check_PROGRAMS|check_SCRIPTS|check-local|check)\b", automake_text)
     test_target = "check" if check_target or re.search(r"(?m)^check[ \t]*:", makefile_text) else ""
     test_target = test_target or ("test" if re.search(r"(?m)^test[ \t]*:", automake_text + makefile_text) else "")
     draft = JobDraft(
-        task="test" if test_target else "build",
+        purpose="test" if test_target else "build",
         title="autotools build" + (" with tests" if test_target else ""),
         confidence=LIKELY,
         uncertainty=f"{LIBRARIES}, and configure may need options",
         steps=(*generation_steps, "sh ./configure", "make", *((f"make {test_target}",) if test_target else ())),
-        evidence=(f"there is {config}",),
+        evidence=(f"there is {config_name}",),
     )
     return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=(draft,))

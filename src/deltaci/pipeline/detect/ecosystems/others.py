@@ -14,7 +14,7 @@ class DetectionRule(NamedTuple):
 
     ecosystem: str
     manifest: str  # A regular expression for file names.
-    task: str
+    purpose: str
     title: str
     steps: tuple[str, ...]
     confidence: Confidence = LIKELY
@@ -56,24 +56,29 @@ DETECTION_RULES: Final = (
 
 
 def find_all(folder: Folder) -> list[Project]:
-    """Return a project for each ecosystem that has a matching rule. The first matching rule for a task wins."""
+    """Return a project for each ecosystem that has a matching rule. The first matching rule for a purpose wins."""
     drafts: dict[str, list[JobDraft]] = {}
     for rule in DETECTION_RULES:
-        file = next(iter(folder.file_names(rule.manifest)), None)
-        evidence_path = folder.first_match(rule.evidence) if file and rule.evidence else None
+        manifest_name = next(iter(folder.file_names(rule.manifest)), None)
+        evidence_path = folder.first_match(rule.evidence) if manifest_name and rule.evidence else None
         ecosystem_drafts = drafts.get(rule.ecosystem, [])
         if (
-            file is None
+            manifest_name is None
             or (rule.evidence and evidence_path is None)
-            or any(draft.task == rule.task for draft in ecosystem_drafts)
+            or any(draft.purpose == rule.purpose for draft in ecosystem_drafts)
         ):
             continue
-        evidence = (f"there is {file}", *(("there are tests",) if evidence_path and rule.task == "test" else ()))
+        evidence = (
+            f"there is {manifest_name}",
+            *(("there are tests",) if evidence_path and rule.purpose == "test" else ()),
+        )
         drafts.setdefault(rule.ecosystem, []).append(
             JobDraft(
-                task=rule.task, title=rule.title, confidence=rule.confidence, uncertainty=rule.uncertainty,
+                purpose=rule.purpose, title=rule.title, confidence=rule.confidence, uncertainty=rule.uncertainty,
                 steps=rule.steps,
-                evidence=evidence if re.fullmatch(r"[\w.]+", file) else (f"there is a file for {rule.ecosystem}",),
+                evidence=evidence
+                if re.fullmatch(r"[\w.]+", manifest_name)
+                else (f"there is a file for {rule.ecosystem}",),
             )
         )  # fmt: skip
     return [

@@ -14,24 +14,24 @@ INSTALL: Final = "composer install --no-interaction --no-progress --prefer-dist"
 LINTS: Final = ("lint", "cs", "cs:check", "cs-check", "check-style", "phpcs", "phpstan", "stan", "analyse", "psalm")
 
 
-def reads_file(name: str, folder: str) -> bool:
+def reads_file(file_name: str, folder: str) -> bool:
     """Return whether the detection of PHP projects reads this file."""
-    return name in (MANIFEST, "phpunit.xml", "phpunit.xml.dist")
+    return file_name in (MANIFEST, "phpunit.xml", "phpunit.xml.dist")
 
 
 def find(folder: Folder) -> Project | None:
     """Return the PHP project of the folder, or None if there is none."""
     if not folder.find_file(MANIFEST):
         return None
-    composer = folder.json(MANIFEST)
-    drafts = [*_test(folder, composer), *_lint(folder, composer)]
+    composer_json = folder.json(MANIFEST)
+    drafts = [*_test(folder, composer_json), *_lint(folder, composer_json)]
     unclear = () if drafts else ("there is composer.json, but no tests were detected",)
     return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=tuple(drafts), unclear=unclear)
 
 
 def _draft(
     folder: Folder,
-    task: str,
+    purpose: str,
     title: str,
     steps: tuple[str, ...],
     evidence: str,
@@ -44,7 +44,7 @@ def _draft(
         model.Cache(key="composer-{lock_hash}", paths=(folder.from_root(".cache/composer"),), lock_files=(lock_file,)),
     )
     return JobDraft(
-        task=task,
+        purpose=purpose,
         title=title,
         confidence=confidence,
         uncertainty=uncertainty,
@@ -56,14 +56,14 @@ def _draft(
     )
 
 
-def _test(folder: Folder, composer: dict[str, Any]) -> list[JobDraft]:
-    requirements = {**get_table(composer, "require"), **get_table(composer, "require-dev")}
-    config = folder.find_file("phpunit.xml", "phpunit.xml.dist", "phpunit.dist.xml")
+def _test(folder: Folder, composer_json: dict[str, Any]) -> list[JobDraft]:
+    requirements = {**get_table(composer_json, "require"), **get_table(composer_json, "require-dev")}
+    config_name = folder.find_file("phpunit.xml", "phpunit.xml.dist", "phpunit.dist.xml")
     report_artifacts = (model.Artifact(path=folder.from_root("test-results.xml"), type="junit"),)
     if folder.find_file("artisan") and folder.find_file(".env.example"):
         steps = ("cp .env.example .env", "php artisan key:generate", "php artisan test")
         return [_draft(folder, "test", "Laravel tests", steps, "there is artisan", LIKELY, "it may need a database")]
-    if config and "pestphp/pest" in requirements:
+    if config_name and "pestphp/pest" in requirements:
         return [
             _draft(
                 folder,
@@ -74,32 +74,32 @@ def _test(folder: Folder, composer: dict[str, Any]) -> list[JobDraft]:
                 artifacts=report_artifacts,
             )
         ]
-    if config and "phpunit/phpunit" in requirements:
+    if config_name and "phpunit/phpunit" in requirements:
         return [
             _draft(
                 folder,
                 "test",
                 "PHP tests with PHPUnit",
                 ("vendor/bin/phpunit --log-junit test-results.xml",),
-                f"there is {config}, and composer.json requires PHPUnit",
+                f"there is {config_name}, and composer.json requires PHPUnit",
                 artifacts=report_artifacts,
             )
         ]
-    if config and folder.find_file("phpunit"):
+    if config_name and folder.find_file("phpunit"):
         return [
             _draft(
                 folder,
                 "test",
                 "PHP tests with PHPUnit",
                 ("php ./phpunit",),
-                f"there are {config} and the script phpunit",
+                f"there are {config_name} and the script phpunit",
                 LIKELY,
                 "its dependencies are unknown",
             )
         ]
-    if "test" in get_table(composer, "scripts"):
+    if "test" in get_table(composer_json, "scripts"):
         return [_draft(folder, "test", "PHP tests", ("composer test",), "composer.json has the script 'test'")]
-    if config:
+    if config_name:
         is_bridge = "symfony/phpunit-bridge" in requirements
         command = "vendor/bin/simple-phpunit" if is_bridge else "vendor/bin/phpunit"
         return [
@@ -108,7 +108,7 @@ def _test(folder: Folder, composer: dict[str, Any]) -> list[JobDraft]:
                 "test",
                 "PHP tests with PHPUnit",
                 (command,),
-                f"there is {config}",
+                f"there is {config_name}",
                 LIKELY if is_bridge else UNSURE,
                 "composer.json does not require PHPUnit",
             )
@@ -116,10 +116,10 @@ def _test(folder: Folder, composer: dict[str, Any]) -> list[JobDraft]:
     return []
 
 
-def _lint(folder: Folder, composer: dict[str, Any]) -> list[JobDraft]:
+def _lint(folder: Folder, composer_json: dict[str, Any]) -> list[JobDraft]:
     scripts, requirements = (
-        get_table(composer, "scripts"),
-        {**get_table(composer, "require"), **get_table(composer, "require-dev")},
+        get_table(composer_json, "scripts"),
+        {**get_table(composer_json, "require"), **get_table(composer_json, "require-dev")},
     )
     script = next((script for script in LINTS if script in scripts), None)
     if script:
@@ -132,15 +132,15 @@ def _lint(folder: Folder, composer: dict[str, Any]) -> list[JobDraft]:
                 f"composer.json has the script {script!r}",
             )
         ]
-    config = folder.find_file("phpstan.neon", "phpstan.neon.dist", "phpstan.dist.neon")
-    if config and "phpstan/phpstan" in requirements:
+    config_name = folder.find_file("phpstan.neon", "phpstan.neon.dist", "phpstan.dist.neon")
+    if config_name and "phpstan/phpstan" in requirements:
         return [
             _draft(
                 folder,
                 "lint",
                 "PHP analysis with PHPStan",
                 ("vendor/bin/phpstan analyse --no-progress",),
-                f"there is {config}",
+                f"there is {config_name}",
             )
         ]
     return []

@@ -71,12 +71,12 @@ INSTALL_COMMANDS: Final = re.compile(
 )
 
 
-def reads_file(name: str, folder: str) -> bool:
+def reads_file(file_name: str, folder: str) -> bool:
     """Return whether the detection of Python projects reads this file."""
-    if name in MANIFESTS or name in ("noxfile.py", "hatch.toml", "tox.toml", "mypy.ini"):
+    if file_name in MANIFESTS or file_name in ("noxfile.py", "hatch.toml", "tox.toml", "mypy.ini"):
         return True
-    is_requirements_file = name.endswith(".txt") and "requirements" in f"{folder}/{name}".lower()
-    is_test = re.fullmatch(TEST_FILE, name) is not None
+    is_requirements_file = file_name.endswith(".txt") and "requirements" in f"{folder}/{file_name}".lower()
+    is_test = re.fullmatch(TEST_FILE, file_name) is not None
     return is_requirements_file or is_test
 
 
@@ -97,7 +97,9 @@ def _read_project(folder: Folder) -> PythonProject | None:
     pyproject, setup_cfg = folder.toml("pyproject.toml"), folder.ini("setup.cfg")
     is_declared = bool({"project", "build-system"} & set(pyproject)) or bool(get_table(pyproject, "tool", "poetry"))
     is_package = is_declared or folder.find_file("setup.py") is not None or "metadata" in setup_cfg
-    test_paths = [path for path in folder.paths_matching(TEST_FILE) if not path.endswith("setup_test.py")][:5000]
+    test_paths = [
+        test_path for test_path in folder.paths_matching(TEST_FILE) if not test_path.endswith("setup_test.py")
+    ][:5000]
     has_code = is_package or folder.find_file("manage.py", "Pipfile") is not None
     has_unpackaged_code = folder.find_file(
         "requirements.txt", "tox.ini", "noxfile.py"
@@ -114,7 +116,7 @@ def _read_project(folder: Folder) -> PythonProject | None:
     )
     project.pytest_evidence = _pytest_evidence(project)
     metadata_text = folder.text("pyproject.toml") + folder.text("setup.cfg") + project.setup_py
-    project.checkout = 0 if any(name in metadata_text for name in GIT_VERSION_TOOLS) else True
+    project.checkout = 0 if any(tool_name in metadata_text for tool_name in GIT_VERSION_TOOLS) else True
     return project
 
 
@@ -129,9 +131,9 @@ def _pytest_evidence(project: PythonProject) -> str | None:
         return "tox.ini has [pytest]"
     if file_name := folder.find_file(*PYTEST_FILES):
         return f"there is {file_name}"
-    for name in (*MANIFESTS, "noxfile.py", *REQUIREMENTS, *RUNTIME):
-        if re.search(r"(?<![\w-])pytest(?![\w])", folder.text(name)):
-            return f"{name} names pytest"
+    for requirement_file in (*MANIFESTS, "noxfile.py", *REQUIREMENTS, *RUNTIME):
+        if re.search(r"(?<![\w-])pytest(?![\w])", folder.text(requirement_file)):
+            return f"{requirement_file} names pytest"
     written_for_pytest = (
         path for path in project.test_paths if path.count("/") <= 1 and PYTEST_STYLE.search(folder.text(path))
     )
@@ -177,7 +179,7 @@ def _propose_tests(project: PythonProject) -> tuple[tuple[JobDraft, ...], tuple[
 def _tox_draft(project: PythonProject, tox_config: ToxConfig) -> JobDraft:
     packages = "tox tox-uv" if tox_config.uses_uv else "tox"
     return JobDraft(
-        task="test",
+        purpose="test",
         title="Python tests with tox",
         confidence=SURE if tox_config.is_plain else LIKELY,
         uncertainty="" if tox_config.is_plain else tox_config.uncertainty,
@@ -190,7 +192,7 @@ def _tox_draft(project: PythonProject, tox_config: ToxConfig) -> JobDraft:
 
 def _nox_draft(project: PythonProject, nox_config: NoxConfig) -> JobDraft:
     return JobDraft(
-        task="test",
+        purpose="test",
         title="Python tests with nox",
         confidence=LIKELY,
         evidence=(nox_config.evidence,),
@@ -203,7 +205,7 @@ def _nox_draft(project: PythonProject, nox_config: NoxConfig) -> JobDraft:
 
 def _hatch_draft(project: PythonProject, script: str) -> JobDraft:
     return JobDraft(
-        task="test",
+        purpose="test",
         title="Python tests with Hatch",
         confidence=SURE,
         evidence=("pyproject.toml has a Hatch environment for tests",),
@@ -219,7 +221,7 @@ def _make_draft(project: PythonProject) -> JobDraft:
     The job puts `.venv` first on the PATH, so that the Makefile installs into it.
     """
     return JobDraft(
-        task="test",
+        purpose="test",
         title="Python tests with make",
         confidence=LIKELY,
         uncertainty="only the Makefile declares what the tests need",
@@ -252,7 +254,7 @@ def _pytest_draft(project: PythonProject, installation: Installation) -> JobDraf
     install_pytest = () if _installs_pytest(project) else install_with_uv or install_with_pip
     pytest_evidence = project.pytest_evidence or "there are test files"
     return JobDraft(
-        task="test",
+        purpose="test",
         title="Python tests with pytest",
         confidence=confidence,
         uncertainty=uncertainty,
@@ -268,9 +270,12 @@ def _pytest_draft(project: PythonProject, installation: Installation) -> JobDraf
 
 def _installs_pytest(project: PythonProject) -> bool:
     """Return whether the declared dependencies include pytest."""
-    groups = [*get_table(project.pyproject, "dependency-groups").values(), *package_extras(project).values()]
+    requirement_groups = [
+        *get_table(project.pyproject, "dependency-groups").values(),
+        *package_extras(project).values(),
+    ]
     declared_requirements = " ".join(
-        requirement for group_requirements in groups for requirement in string_list(group_requirements)
+        requirement for group_requirements in requirement_groups for requirement in string_list(group_requirements)
     )
     requirements_file = project.folder.find_file(*REQUIREMENTS)
     return "pytest" in declared_requirements or bool(
@@ -280,7 +285,7 @@ def _installs_pytest(project: PythonProject) -> bool:
 
 def _django_draft(project: PythonProject, installation: Installation, manage_path: str) -> JobDraft:
     return JobDraft(
-        task="test",
+        purpose="test",
         title="Django tests",
         confidence=LIKELY,
         evidence=(f"there is {manage_path}", *installation.evidence),
@@ -302,12 +307,14 @@ def _unittest_draft(project: PythonProject, installation: Installation) -> JobDr
     unittest_file = next(
         (path for path, text in test_texts if re.search(r"(?m)^[ \t]*(?:import|from) unittest\b", text)), None
     )
-    test_folder = next((name for name in ("tests", "test") if folder.first_match(rf"{name}/.*\.py")), None)
+    test_folder = next(
+        (folder_name for folder_name in ("tests", "test") if folder.first_match(rf"{folder_name}/.*\.py")), None
+    )
     start_option = f" -s {test_folder}" if test_folder and not folder.find_file(f"{test_folder}/__init__.py") else ""
     has_unusual_names = not any(path.rpartition("/")[2].startswith("test") for path in project.test_paths)
     if unittest_file and not has_unusual_names:
         return JobDraft(
-            task="test",
+            purpose="test",
             title="Python tests with unittest",
             confidence=LIKELY,
             uncertainty="it is not declared how the tests are started",
@@ -320,7 +327,7 @@ def _unittest_draft(project: PythonProject, installation: Installation) -> JobDr
     draft = _pytest_draft(project, installation)
     evidence = f"{project.test_paths[0]} looks like a test" if project.test_paths else "there are tests"
     return JobDraft(
-        task="test",
+        purpose="test",
         title=draft.title,
         confidence=UNSURE,
         uncertainty="it is not declared how the tests are started",
@@ -392,7 +399,7 @@ def _build_drafts(project: PythonProject) -> tuple[JobDraft, ...]:
     )
     return (
         JobDraft(
-            task="build",
+            purpose="build",
             title="Python package",
             confidence=SURE if is_sure else LIKELY,
             uncertainty="" if is_sure else uncertainty,

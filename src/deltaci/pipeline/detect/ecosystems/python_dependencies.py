@@ -55,9 +55,9 @@ class Installation(Struct, frozen=True, kw_only=True):
 def plan_installation(project: PythonProject) -> Installation:
     """Return an installation with the package manager that the project uses, else with pip."""
     folder = project.folder
-    groups, extras = get_table(project.pyproject, "dependency-groups"), package_extras(project)
+    group_by_name, extra_by_name = get_table(project.pyproject, "dependency-groups"), package_extras(project)
     if folder.find_file("uv.lock") and project.pyproject:
-        options = [*_select_options("--group", groups), *_select_options("--extra", extras)]
+        options = [*_select_options("--group", group_by_name), *_select_options("--extra", extra_by_name)]
         sync_command = " ".join([f"{PACKAGE_MANAGERS_BIN}/uv sync --frozen", *options])
         return Installation(
             steps=(*install_tools("uv", PACKAGE_MANAGERS_BIN), sync_command),
@@ -71,9 +71,9 @@ def plan_installation(project: PythonProject) -> Installation:
         or build_backend(project).startswith("poetry")
         or get_table(project.pyproject, "tool", "poetry")
     ):
-        return _install_with_poetry(project, extras)
+        return _install_with_poetry(project, extra_by_name)
     if folder.find_file("pdm.lock"):
-        options = _select_options("-G", {**groups, **extras})
+        options = _select_options("-G", {**group_by_name, **extra_by_name})
         install_command = " ".join([f"{PACKAGE_MANAGERS_BIN}/pdm install --frozen-lockfile", *options])
         return Installation(
             steps=(*install_tools("pdm", PACKAGE_MANAGERS_BIN), install_command),
@@ -87,13 +87,13 @@ def plan_installation(project: PythonProject) -> Installation:
             evidence=("there is a Pipfile",),
             env={"PIPENV_VENV_IN_PROJECT": "1"},
         )
-    return _install_with_pip(project, groups, extras)
+    return _install_with_pip(project, group_by_name, extra_by_name)
 
 
-def _install_with_poetry(project: PythonProject, extras: dict[str, Any]) -> Installation:
-    groups = get_table(project.pyproject, "tool", "poetry", "group")
-    optional_groups = {name: group for name, group in groups.items() if get_nested(group, "optional") is True}
-    options = [*_select_options("--with", optional_groups), *_select_options("--extras", extras)]
+def _install_with_poetry(project: PythonProject, extra_by_name: dict[str, Any]) -> Installation:
+    group_by_name = get_table(project.pyproject, "tool", "poetry", "group")
+    optional_groups = {name: group for name, group in group_by_name.items() if get_nested(group, "optional") is True}
+    options = [*_select_options("--with", optional_groups), *_select_options("--extras", extra_by_name)]
     evidence = (
         "there is poetry.lock" if project.folder.find_file("poetry.lock") else "pyproject.toml is configured for Poetry"
     )
@@ -108,21 +108,23 @@ def _install_with_poetry(project: PythonProject, extras: dict[str, Any]) -> Inst
     )
 
 
-def _install_with_pip(project: PythonProject, groups: dict[str, Any], extras: dict[str, Any]) -> Installation:
+def _install_with_pip(
+    project: PythonProject, group_by_name: dict[str, Any], extra_by_name: dict[str, Any]
+) -> Installation:
     """Return an installation with pip into a new environment.
 
     A package is installed with at most one extra and one dependency group, then the files of requirements.
     """
     folder = project.folder
     pip_arguments, evidence = [], []
-    extra, group = test_group_name(extras), test_group_name(groups)
-    if extra in DEV_WORDS and group and group not in DEV_WORDS:
-        extra = None
-    has_test_group = any(group_name and group_name not in DEV_WORDS for group_name in (extra, group))
+    extra_name, group = test_group_name(extra_by_name), test_group_name(group_by_name)
+    if extra_name in DEV_WORDS and group and group not in DEV_WORDS:
+        extra_name = None
+    has_test_group = any(group_name and group_name not in DEV_WORDS for group_name in (extra_name, group))
     requirements_file = None if has_test_group else folder.find_file(*REQUIREMENTS)
     if (
         project.is_package
-        and not extra
+        and not extra_name
         and not group
         and not requirements_file
         and "pytest" in folder.text("requirements.txt")
@@ -131,7 +133,7 @@ def _install_with_pip(project: PythonProject, groups: dict[str, Any], extras: di
     is_meson = build_backend(project) == "mesonpy"
     if project.is_package:
         editable_options = "--no-build-isolation -e" if is_meson else "-e"
-        pip_arguments.append(f"{editable_options} '.[{extra}]'" if extra else f"{editable_options} .")
+        pip_arguments.append(f"{editable_options} '.[{extra_name}]'" if extra_name else f"{editable_options} .")
     for file_name in (folder.find_file(*RUNTIME) if not project.is_package else None, requirements_file):
         if file_name:
             pip_arguments.append(f"-r {file_name}")
@@ -139,8 +141,8 @@ def _install_with_pip(project: PythonProject, groups: dict[str, Any], extras: di
     if group:
         pip_arguments.append(f"--group {group}")
         evidence.append(f"pyproject.toml has the dependency group {group!r}")
-    if extra:
-        evidence.append(f"the package has the extra {extra!r}")
+    if extra_name:
+        evidence.append(f"the package has the extra {extra_name!r}")
     steps = ["python3 -m venv .venv", ".venv/bin/python -m pip install --upgrade pip"]
     if is_meson:  # An editable package is rebuilt on import, so its build tools must stay installed.
         steps.append(".venv/bin/python -m pip install meson-python meson ninja cython numpy")
@@ -155,7 +157,7 @@ def _install_with_pip(project: PythonProject, groups: dict[str, Any], extras: di
         evidence=tuple(evidence),
         caches=(cache,) if lock_files or requirements_file else (),
         env={"PIP_CACHE_DIR": ".cache/pip"} if lock_files or requirements_file else {},
-        is_declared=bool(extra or group or requirements_file),
+        is_declared=bool(extra_name or group or requirements_file),
     )
 
 
@@ -175,9 +177,9 @@ def test_group_name(requirements_by_name: dict[str, Any]) -> str | None:
     return next(iter([*usual_names, *plain_names, *development_names]), None)
 
 
-def _select_options(option: str, requirements_by_name: dict[str, Any]) -> list[str]:
+def _select_options(option_name: str, requirements_by_name: dict[str, Any]) -> list[str]:
     name = test_group_name(requirements_by_name)
-    return [f"{option} {name}"] if name else []
+    return [f"{option_name} {name}"] if name else []
 
 
 def package_extras(project: PythonProject) -> dict[str, Any]:
@@ -185,21 +187,23 @@ def package_extras(project: PythonProject) -> dict[str, Any]:
 
     The names in setup.py are found by pattern, so their requirements are empty.
     """
-    extras = {
+    requirements_by_extra = {
         **get_table(project.pyproject, "project", "optional-dependencies"),
         **get_table(project.setup_cfg, "options.extras_require"),
     }
-    extras |= get_table(project.pyproject, "tool", "poetry", "extras")
-    extras |= get_table(project.pyproject, "tool", "flit", "metadata", "requires-extra")
+    requirements_by_extra |= get_table(project.pyproject, "tool", "poetry", "extras")
+    requirements_by_extra |= get_table(project.pyproject, "tool", "flit", "metadata", "requires-extra")
     if block_start := re.search(r"extras_require[ \t]{0,9}=[ \t]{0,9}\{", project.setup_py):
         block = re.split(r"\n[ \t]{0,40}\}", project.setup_py[block_start.end() : block_start.end() + 4000])[0]
-        extras |= {name: [] for name in re.findall(r"""(?m)^[ \t]*["']([\w-]{1,60})["'][ \t]*:""", block)}
-    return extras
+        requirements_by_extra |= {
+            extra_name: [] for extra_name in re.findall(r"""(?m)^[ \t]*["']([\w-]{1,60})["'][ \t]*:""", block)
+        }
+    return requirements_by_extra
 
 
-def _cache(folder: Folder, name: str, cache_path: str, *lock_files: str) -> model.Cache:
+def _cache(folder: Folder, cache_name: str, cache_path: str, *lock_files: str) -> model.Cache:
     return model.Cache(
-        key=f"{name}-{{lock_hash}}",
+        key=f"{cache_name}-{{lock_hash}}",
         paths=(folder.from_root(cache_path),),
         lock_files=tuple(folder.from_root(lock) for lock in lock_files),
     )

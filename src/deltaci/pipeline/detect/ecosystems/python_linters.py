@@ -32,7 +32,7 @@ def lint_drafts(
         packages = "tox tox-uv" if tox_config.uses_uv else "tox"
         return (
             JobDraft(
-                task="lint",
+                purpose="lint",
                 title="Python linters with tox",
                 confidence=SURE,
                 evidence=(f"tox has the environment {tox_config.lint_environment!r}",),
@@ -45,7 +45,7 @@ def lint_drafts(
     if nox_config and nox_config.lint_session:
         return (
             JobDraft(
-                task="lint",
+                purpose="lint",
                 title="Python linters with nox",
                 confidence=LIKELY,
                 checkout=checkout,
@@ -66,7 +66,7 @@ def find_pre_commit(folder: Folder) -> Project | None:
 
 def _pre_commit_draft() -> JobDraft:
     return JobDraft(
-        task="lint",
+        purpose="lint",
         title="pre-commit",
         confidence=LIKELY,
         evidence=(f"there is {PRE_COMMIT}",),
@@ -101,17 +101,17 @@ def _style_drafts(folder: Folder, pyproject: dict[str, Any], setup_cfg: dict[str
     is_sure = all(versions.values())
     return (
         JobDraft(
-            task="lint",
+            purpose="lint",
             title=f"Python style with {' and '.join(linter_name for linter_name, _, _ in linters)}",
             confidence=SURE if is_sure else LIKELY,
             uncertainty="" if is_sure else UNPINNED,
             evidence=tuple(evidence if " " in evidence else f"there is {evidence}" for _, evidence, _ in linters),
-            steps=(*install_tools(package_arguments), *(step for _, _, steps in linters for step in steps)),
+            steps=(*install_tools(package_arguments), *(lint_step for _, _, steps in linters for lint_step in steps)),
         ),
     )
 
 
-def _pinned_version(folder: Folder, pyproject: dict[str, Any], name: str) -> str | None:
+def _pinned_version(folder: Folder, pyproject: dict[str, Any], package_name: str) -> str | None:
     """Return the exact version of a tool that the requirements of the project pin, or None."""
     requirement_texts = [declared_dev_requirements(folder, pyproject)]
     requirement_texts += [folder.text(file_name) for file_name in folder.file_names(r"[\w.-]*requirements[\w.-]*\.txt")]
@@ -119,8 +119,8 @@ def _pinned_version(folder: Folder, pyproject: dict[str, Any], name: str) -> str
         folder.text(f"requirements/{file_name}") for file_name in folder.file_names(r"[\w.-]*\.txt", "requirements")
     ]
     for text in requirement_texts:
-        if match := re.search(rf"(?m)^{name}==([0-9][0-9a-z.]{{0,30}})(?:\s|;|#|$)", text):
-            return match[1]
+        if version_match := re.search(rf"(?m)^{package_name}==([0-9][0-9a-z.]{{0,30}})(?:\s|;|#|$)", text):
+            return version_match[1]
     return None
 
 
@@ -133,11 +133,11 @@ def _type_drafts(folder: Folder, pyproject: dict[str, Any], setup_cfg: dict[str,
     )
     if not mypy_config:
         return ()
-    has_targets = any(get_nested(mypy_config, key) for key in ("files", "packages", "modules"))
+    has_targets = any(get_nested(mypy_config, target_key) for target_key in ("files", "packages", "modules"))
     path_argument = "" if has_targets else " src" if folder.first_match(r"src/.*\.py") else " ."
     return (
         JobDraft(
-            task="types",
+            purpose="types",
             title="Python types with mypy",
             confidence=UNSURE,
             evidence=("mypy is configured",),

@@ -31,9 +31,12 @@ LINT_NAMES: Final = (
 )
 
 
-def install_tools(packages: str, bin_folder: str = TOOLS_BIN) -> tuple[str, str]:
+def install_tools(package_arguments: str, bin_folder: str = TOOLS_BIN) -> tuple[str, str]:
     """Return the steps that install packages into the virtual environment that contains `bin_folder`."""
-    return f"python3 -m venv {bin_folder.removesuffix('/bin')}", f"{bin_folder}/python -m pip install {packages}"
+    return (
+        f"python3 -m venv {bin_folder.removesuffix('/bin')}",
+        f"{bin_folder}/python -m pip install {package_arguments}",
+    )
 
 
 class ToxConfig(Struct, frozen=True, kw_only=True):
@@ -78,26 +81,26 @@ def _read_ini(folder: Folder, file_name: str, legacy_ini: str) -> ToxConfig | No
     return _from_sections(folder.ini("tox.ini"), file_name, folder.text("tox.ini"))
 
 
-def _from_sections(sections: dict[str, Any], file_name: str, text: str) -> ToxConfig | None:
+def _from_sections(section_by_name: dict[str, Any], file_name: str, file_text: str) -> ToxConfig | None:
     if (
-        "tox" not in sections
-        and "tox:tox" not in sections
-        and not any(section_name.startswith("testenv") for section_name in sections)
+        "tox" not in section_by_name
+        and "tox:tox" not in section_by_name
+        and not any(section_name.startswith("testenv") for section_name in section_by_name)
     ):
         return None
     environments = [
-        section_name.removeprefix("testenv:") for section_name in sections if section_name.startswith("testenv:")
+        section_name.removeprefix("testenv:") for section_name in section_by_name if section_name.startswith("testenv:")
     ]
     command_lines = [
-        line.strip()
-        for line in string_or_empty(get_nested(sections, "testenv", "commands")).splitlines()
-        if line.strip()
+        command.strip()
+        for command in string_or_empty(get_nested(section_by_name, "testenv", "commands")).splitlines()
+        if command.strip()
     ]
-    factor_matches = [re.match(r"([\w.,!{}-]+):(?:\s|$)", line) for line in command_lines]
-    uses_uv = "uv-venv" in text
+    factor_matches = [re.match(r"([\w.,!{}-]+):(?:\s|$)", command) for command in command_lines]
+    uses_uv = "uv-venv" in file_text
     lint_environment = _first_in(LINT_NAMES, environments)
     if command_lines and not all(factor_matches):
-        uses_variables = any(re.search(r"\{env:\w+\}", line[:2000]) for line in command_lines)
+        uses_variables = any(re.search(r"\{env:\w+\}", command[:2000]) for command in command_lines)
         uncertainty = "its commands are taken from environment variables" if uses_variables else ""
         return ToxConfig(
             evidence=f"{file_name} configures the commands of tox",
@@ -107,7 +110,9 @@ def _from_sections(sections: dict[str, Any], file_name: str, text: str) -> ToxCo
             uncertainty=uncertainty,
             uses_uv=uses_uv,
         )
-    factor_names = [factor for match in factor_matches if match for factor in re.split(r"[,{}]", match[1])]
+    factor_names = [
+        factor for factor_match in factor_matches if factor_match for factor in re.split(r"[,{}]", factor_match[1])
+    ]
     if environment := _first_in(UNIT_TEST_NAMES, factor_names):
         return ToxConfig(
             evidence=f"{file_name} configures the commands of tox for {environment!r}",
@@ -135,10 +140,10 @@ def _from_sections(sections: dict[str, Any], file_name: str, text: str) -> ToxCo
     return ToxConfig(evidence=f"there is {file_name}", lint_environment=lint_environment, uses_uv=uses_uv)
 
 
-def _from_toml(config: dict[str, Any], file_name: str, text: str) -> ToxConfig:
-    environments, uses_uv = list(get_table(config, "env")), "uv-venv" in text
+def _from_toml(tox_table: dict[str, Any], file_name: str, file_text: str) -> ToxConfig:
+    environments, uses_uv = list(get_table(tox_table, "env")), "uv-venv" in file_text
     lint_environment = _first_in(LINT_NAMES, environments)
-    if get_nested(config, "env_run_base", "commands"):
+    if get_nested(tox_table, "env_run_base", "commands"):
         return ToxConfig(
             evidence=f"{file_name} configures the commands of tox",
             test_environment="py",
@@ -156,12 +161,12 @@ def _from_toml(config: dict[str, Any], file_name: str, text: str) -> ToxConfig:
 
 def read_nox(folder: Folder) -> NoxConfig | None:
     """Read the session names of noxfile.py. Return None if there is no noxfile."""
-    text = folder.text("noxfile.py")
-    if not text:
+    noxfile_text = folder.text("noxfile.py")
+    if not noxfile_text:
         return None
-    sessions = _session_names(text.splitlines()[:MAX_LINES])
-    test_session = _first_in(("tests", "test", "unit", "unit_tests", "unittest", "pytest"), sessions)
-    lint_session = _first_in(("lint", "pre-commit", "pre_commit", "style", "linters"), sessions)
+    session_names = _session_names(noxfile_text.splitlines()[:MAX_LINES])
+    test_session = _first_in(("tests", "test", "unit", "unit_tests", "unittest", "pytest"), session_names)
+    lint_session = _first_in(("lint", "pre-commit", "pre_commit", "style", "linters"), session_names)
     evidence = (
         f"noxfile.py has the session {test_session or lint_session!r}"
         if test_session or lint_session
@@ -170,29 +175,30 @@ def read_nox(folder: Folder) -> NoxConfig | None:
     return NoxConfig(evidence=evidence, test_session=test_session, lint_session=lint_session)
 
 
-def _session_names(lines: list[str]) -> list[str]:
+def _session_names(noxfile_lines: list[str]) -> list[str]:
     """Return the names of the functions decorated as nox sessions, and names passed to the decorator as `name`."""
-    names = []
-    for index, line in enumerate(lines):
+    session_names = []
+    for index, line in enumerate(noxfile_lines):
         if line.startswith(("@nox.session", "@session")):
-            following_lines = lines[index : index + 20]
-            function_matches = (re.match(r"def (\w{1,60})\(", text) for text in following_lines)
-            names += [match[1] for match in [next((match for match in function_matches if match), None)] if match]
-            names += [match[1] for match in [re.search(r"""name=["']([\w-]{1,60})["']""", line[:500])] if match]
-    return names
+            following_lines = noxfile_lines[index : index + 20]
+            function_matches = (re.match(r"def (\w{1,60})\(", following_text) for following_text in following_lines)
+            session_names += [function_match[1] for function_match in function_matches if function_match][:1]
+            if name_match := re.search(r"""name=["']([\w-]{1,60})["']""", line[:500]):
+                session_names.append(name_match[1])
+    return session_names
 
 
-def _first_in(names: tuple[str, ...], available: list[str]) -> str | None:
-    return next((name for name in names if name in available), None)
+def _first_in(preferred_names: tuple[str, ...], available_names: list[str]) -> str | None:
+    return next((name for name in preferred_names if name in available_names), None)
 
 
 def declared_dev_requirements(folder: Folder, pyproject: dict[str, Any]) -> str:
     """Return the requirements of all dependency groups and extras of pyproject.toml, one per line."""
-    groups = [
+    requirement_groups = [
         *get_table(pyproject, "dependency-groups").values(),
         *get_table(pyproject, "project", "optional-dependencies").values(),
     ]
-    requirements = [requirement for group in groups for requirement in string_list(group)]
+    requirements = [requirement for group in requirement_groups for requirement in string_list(group)]
     return "\n".join(requirements)
 
 
@@ -201,10 +207,11 @@ def hatch_test_command(folder: Folder, pyproject: dict[str, Any]) -> str | None:
     environments = get_table(pyproject, "tool", "hatch", "envs") or get_table(folder.toml("hatch.toml"), "envs")
     if "hatch-test" in environments:
         return "test"
-    for name in ("default", "test", "tests"):
+    for environment_name in ("default", "test", "tests"):
         script = _first_in(
-            ("test", "tests", "run", "pytest", "unit", "all", "cov"), list(get_table(environments, name, "scripts"))
+            ("test", "tests", "run", "pytest", "unit", "all", "cov"),
+            list(get_table(environments, environment_name, "scripts")),
         )
-        if script and not (name == "default" and script in ("run", "all", "cov")):
-            return f"run {script}" if name == "default" else f"run {name}:{script}"
+        if script and not (environment_name == "default" and script in ("run", "all", "cov")):
+            return f"run {script}" if environment_name == "default" else f"run {environment_name}:{script}"
     return None

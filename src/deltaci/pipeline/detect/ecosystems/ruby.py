@@ -12,9 +12,9 @@ from deltaci.pipeline.detect.tree import Folder
 ECOSYSTEM: Final = "ruby"
 
 
-def reads_file(name: str, folder: str) -> bool:
+def reads_file(file_name: str, folder: str) -> bool:
     """Return whether the detection of Ruby projects reads this file."""
-    return name in ("Gemfile", "Rakefile", ".rspec", ".rubocop.yml") or name.endswith(".gemspec")
+    return file_name in ("Gemfile", "Rakefile", ".rspec", ".rubocop.yml") or file_name.endswith(".gemspec")
 
 
 def find(folder: Folder) -> Project | None:
@@ -32,7 +32,7 @@ def find(folder: Folder) -> Project | None:
     )
     drafts = [
         JobDraft(
-            task=task,
+            purpose=purpose,
             title=title,
             confidence=confidence,
             uncertainty=uncertainty,
@@ -41,7 +41,7 @@ def find(folder: Folder) -> Project | None:
             env={"BUNDLE_PATH": "vendor/bundle"},
             steps=("bundle install", command),
         )
-        for task, title, confidence, uncertainty, evidence, command in (
+        for purpose, title, confidence, uncertainty, evidence, command in (
             *_test(folder, gem_text),
             *_lint(folder, gem_text),
         )
@@ -50,7 +50,7 @@ def find(folder: Folder) -> Project | None:
     return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=tuple(drafts), unclear=unclear)
 
 
-# Task, title, confidence, uncertainty, evidence, command.
+# Purpose, title, confidence, uncertainty, evidence, command.
 DraftRow = tuple[str, str, Confidence, str, tuple[str, ...], str]
 
 

@@ -24,22 +24,22 @@ NIGHTLY: Final = re.compile(
 )
 
 
-def reads_file(name: str, folder: str) -> bool:
+def reads_file(file_name: str, folder: str) -> bool:
     """Return whether the detection of Rust projects reads this file."""
-    return name in (MANIFEST, *FORMAT, *TOOLCHAIN)
+    return file_name in (MANIFEST, *FORMAT, *TOOLCHAIN)
 
 
 def find(folder: Folder) -> Project | None:
     """Return the crate or workspace of the folder, or None if there is none."""
     if not folder.find_file(MANIFEST):
         return None
-    cargo = folder.toml(MANIFEST)
-    if not ({"package", "workspace"} & set(cargo)):
+    cargo_toml = folder.toml(MANIFEST)
+    if not ({"package", "workspace"} & set(cargo_toml)):
         return None
-    workspace_option = _workspace_option(cargo)
-    is_workspace = "workspace" in cargo
+    workspace_option = _workspace_option(cargo_toml)
+    is_workspace = "workspace" in cargo_toml
     evidence = ("Cargo.toml has [workspace]",) if is_workspace else ("Cargo.toml has [package]",)
-    is_nightly = any("nightly" in folder.text(name) for name in TOOLCHAIN)
+    is_nightly = any("nightly" in folder.text(file_name) for file_name in TOOLCHAIN)
     hints = ("rust-toolchain requires nightly, which rustup installs",) if is_nightly else ()
     lock_file = folder.find_file("Cargo.lock") or MANIFEST
     caches = (
@@ -52,20 +52,20 @@ def find(folder: Folder) -> Project | None:
     )
     drafts = (
         JobDraft(
-            task="build",
+            purpose="build",
             title="Rust build",
-            confidence=SURE if "package" in cargo else LIKELY,
-            uncertainty="" if "package" in cargo else CRATES,
+            confidence=SURE if "package" in cargo_toml else LIKELY,
+            uncertainty="" if "package" in cargo_toml else CRATES,
             evidence=evidence,
             steps=(f"cargo build{workspace_option}",),
             caches=caches,
             hints=hints,
         ),
         JobDraft(
-            task="test",
+            purpose="test",
             title="Rust tests",
-            confidence=SURE if "package" in cargo else LIKELY,
-            uncertainty="" if "package" in cargo else CRATES,
+            confidence=SURE if "package" in cargo_toml else LIKELY,
+            uncertainty="" if "package" in cargo_toml else CRATES,
             evidence=evidence,
             steps=(f"cargo test{workspace_option}",),
             caches=caches,
@@ -73,15 +73,15 @@ def find(folder: Folder) -> Project | None:
         ),
         _format(folder),
         JobDraft(
-            task="clippy",
+            purpose="clippy",
             title="Rust linter",
             caches=caches,
-            evidence=_clippy_evidence(folder, cargo),
+            evidence=_clippy_evidence(folder, cargo_toml),
             confidence=SURE
-            if folder.find_file("clippy.toml", ".clippy.toml") or get_table(cargo, "workspace", "lints")
+            if folder.find_file("clippy.toml", ".clippy.toml") or get_table(cargo_toml, "workspace", "lints")
             else LIKELY,
             uncertainty=""
-            if folder.find_file("clippy.toml", ".clippy.toml") or get_table(cargo, "workspace", "lints")
+            if folder.find_file("clippy.toml", ".clippy.toml") or get_table(cargo_toml, "workspace", "lints")
             else "clippy is not configured; it fails only for lints that the code denies",
             steps=(f"cargo clippy{workspace_option}",),
         ),
@@ -89,39 +89,43 @@ def find(folder: Folder) -> Project | None:
     return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=drafts)
 
 
-def _workspace_option(cargo: dict[str, Any]) -> str:
+def _workspace_option(cargo_toml: dict[str, Any]) -> str:
     """Return the option that selects all crates of a workspace; empty if Cargo.toml declares default members."""
-    return " --workspace" if "workspace" in cargo and not get_nested(cargo, "workspace", "default-members") else ""
-
-
-def _clippy_evidence(folder: Folder, cargo: dict[str, Any]) -> tuple[str, ...]:
-    config = folder.find_file("clippy.toml", ".clippy.toml")
     return (
-        (f"there is {config}",)
-        if config
+        " --workspace"
+        if "workspace" in cargo_toml and not get_nested(cargo_toml, "workspace", "default-members")
+        else ""
+    )
+
+
+def _clippy_evidence(folder: Folder, cargo_toml: dict[str, Any]) -> tuple[str, ...]:
+    config_name = folder.find_file("clippy.toml", ".clippy.toml")
+    return (
+        (f"there is {config_name}",)
+        if config_name
         else ("Cargo.toml has lints",)
-        if get_table(cargo, "workspace", "lints")
+        if get_table(cargo_toml, "workspace", "lints")
         else ("it is a Rust project",)
     )
 
 
 def _format(folder: Folder) -> JobDraft:
-    config = folder.find_file(*FORMAT)
-    evidence = (f"there is {config}",) if config else ("it is a Rust project",)
-    if config and NIGHTLY.search(folder.text(config)):
+    config_name = folder.find_file(*FORMAT)
+    evidence = (f"there is {config_name}",) if config_name else ("it is a Rust project",)
+    if config_name and NIGHTLY.search(folder.text(config_name)):
         return JobDraft(
-            task="format",
+            purpose="format",
             title="Rust format",
             confidence=UNSURE,
             evidence=evidence,
             steps=("cargo +nightly fmt --all --check",),
-            uncertainty=f"{config} has options that only nightly rustfmt supports",
+            uncertainty=f"{config_name} has options that only nightly rustfmt supports",
         )
     return JobDraft(
-        task="format",
+        purpose="format",
         title="Rust format",
-        confidence=SURE if config else LIKELY,
+        confidence=SURE if config_name else LIKELY,
         evidence=evidence,
-        uncertainty="" if config else "rustfmt is not configured",
+        uncertainty="" if config_name else "rustfmt is not configured",
         steps=("cargo fmt --all --check",),
     )
