@@ -120,12 +120,12 @@ def compile_pipeline(
 
 def _server_url(source: wire.Source | None) -> str:
     """Return scheme and host of the repository's http(s) URL, without credentials; for other URLs an empty string."""
-    match = re.match(r"(https?://)(?:[^/@]*@)?([^/]+)", source.url) if source is not None else None
-    return f"{match[1]}{match[2]}" if match else ""
+    url_match = re.match(r"(https?://)(?:[^/@]*@)?([^/]+)", source.url) if source is not None else None
+    return f"{url_match[1]}{url_match[2]}" if url_match else ""
 
 
 def _untrusted_scope(change: Change) -> str:
-    """Return the prefix for caches and groups of an untrusted change, which keeps them apart from all others."""
+    """Return the cache scope and group prefix of an untrusted change. Trusted runs do not read its caches."""
     return f"fork:{change.repository}:{change.number or change.ref or change.commit}"
 
 

@@ -61,28 +61,28 @@ class JobFilter:
         self._projects = pipeline.projects
         self._context_values = context_values
         self._interpolator = interpolator
-        self._needs = {name: tuple(need.job for need in job.needs) for name, job in self._jobs.items()}
+        self._needs_by_job = {name: tuple(need.job for need in job.needs) for name, job in self._jobs.items()}
         self._optional_needs = {
             name: {need.job for need in job.needs if need.optional} for name, job in self._jobs.items()
         }
-        self.order = topological_order(self._needs)
+        self.order = topological_order(self._needs_by_job)
         self.excluded: dict[str, ExcludedJob] = {}
         self._condition_results: dict[str, ConditionResult] = {}
-        self._reads: dict[str, tuple[str, ...]] = {}
-        self._file_digests: dict[str, str] = {}
+        self._read_jobs_by_job: dict[str, tuple[str, ...]] = {}
+        self._file_digest_by_job: dict[str, str] = {}
 
     def select(
         self,
-        changed: Collection[str] | None,
+        changed_paths: Collection[str] | None,
         unknown_because: str,
         file: str,
         requested_jobs: Collection[str],
-        contents: Mapping[str, str] | None = None,
+        content_id_by_path: Mapping[str, str] | None = None,
     ) -> list[SelectedJob]:
         """Return the selected jobs, needs first, and add all other jobs to `excluded`.
 
-        `changed` are the changed paths, None if unknown. If `requested_jobs` is not empty, the paths do not matter.
-        With `contents`, the content ids of all files, also jobs that the paths do not affect are selected.
+        `changed_paths` is None if they are unknown. If `requested_jobs` is not empty, the paths do not matter.
+        With `content_id_by_path`, which has all files, also jobs that the paths do not affect are selected.
         """
         if requested_jobs and not self._exclude_unrequested(requested_jobs):
             return []
@@ -94,7 +94,7 @@ class JobFilter:
         choices = (
             self._choose_requested(candidates, requested_jobs)
             if requested_jobs
-            else self._choose_by_paths(candidates, changed, unknown_because, file, contents)
+            else self._choose_by_paths(candidates, changed_paths, unknown_because, file, content_id_by_path)
         )
         for job_id in candidates:
             if job_id in choices and not choices[job_id].is_kept:
@@ -107,35 +107,35 @@ class JobFilter:
                 id=job_id,
                 choice=choices[job_id],
                 condition=self._condition_results[job_id],
-                excluded_needs=frozenset(need for need in self._needs[job_id] if need in self.excluded),
-                reads=self._reads.get(job_id, ()),
-                file_digest=self._file_digests.get(job_id, ""),
+                excluded_needs=frozenset(need for need in self._needs_by_job[job_id] if need in self.excluded),
+                reads=self._read_jobs_by_job.get(job_id, ()),
+                file_digest=self._file_digest_by_job.get(job_id, ""),
             )
             for job_id in candidates
             if job_id not in self.excluded and job_id in choices
         ]
 
-    def _exclude(self, name: str, code: str, reason: str) -> None:
-        self.excluded[name] = ExcludedJob(name=name, job=name, code=code, reason=reason)
+    def _exclude(self, job_id: str, code: str, reason: str) -> None:
+        self.excluded[job_id] = ExcludedJob(name=job_id, job=job_id, code=code, reason=reason)
 
     # -- conditions
 
-    def _check_condition(self, name: str, *, is_final: bool) -> None:
+    def _check_condition(self, job_id: str, *, is_final: bool) -> None:
         """Exclude a job whose condition is false.
 
         If `is_final`, all exclusions are known: store the condition's result.
         """
-        excluded_needs = [need for need in self._needs[name] if need in self.excluded]
+        excluded_needs = [need for need in self._needs_by_job[job_id] if need in self.excluded]
         skipped_needs = [need for need in excluded_needs if self.excluded[need].code in (CONDITION, NEED_EXCLUDED)]
-        skipped_needs = [need for need in skipped_needs if need not in self._optional_needs[name]]
-        included_needs = [need for need in self._needs[name] if need not in self.excluded]
+        skipped_needs = [need for need in skipped_needs if need not in self._optional_needs[job_id]]
+        included_needs = [need for need in self._needs_by_job[job_id] if need not in self.excluded]
         context_values, status_results = dict(self._context_values), dict[str, bool]()
         if not included_needs:
             context_values["needs"] = dict.fromkeys(excluded_needs, SKIPPED_NEED)
             status_results = {"success": not skipped_needs, "failure": False, "cancelled": False}
         elif skipped_needs:
             status_results = {"success": False}
-        condition_text = self._jobs[name].if_
+        condition_text = self._jobs[job_id].if_
         try:
             condition_result = conditions.decide_condition(
                 self._interpolator.condition(condition_text),
@@ -145,29 +145,29 @@ class JobFilter:
                 shared_budget=self._interpolator.budget,
             )
         except ExpressionError as error:
-            self._interpolator.report_expression(("jobs", name, "if"), condition_text or "", error.problem)
+            self._interpolator.report_expression(("jobs", job_id, "if"), condition_text or "", error.problem)
             condition_result = conditions.ALWAYS
         if skipped_needs and not condition_result.uses_status:
             need = skipped_needs[0]
-            self._exclude(name, NEED_EXCLUDED, f"it needs {need}, which is left out")
+            self._exclude(job_id, NEED_EXCLUDED, f"it needs {need}, which is left out")
         elif condition_result.holds is False:
-            self._exclude(name, CONDITION, condition_result.reason)
+            self._exclude(job_id, CONDITION, condition_result.reason)
         elif is_final:
-            self._condition_results[name] = condition_result
+            self._condition_results[job_id] = condition_result
 
     # -- changed paths
 
     def _choose_by_paths(
         self,
         candidates: list[str],
-        changed: Collection[str] | None,
+        changed_paths: Collection[str] | None,
         unknown_because: str,
         file: str,
-        contents: Mapping[str, str] | None,
+        content_id_by_path: Mapping[str, str] | None,
     ) -> dict[str, Choice]:
         """Return by job id whether the changed paths affect a job. Report inconsistent projects.
 
-        With `contents`, keep all jobs, and compute the digests of their files.
+        With `content_id_by_path`, keep all jobs, and compute the digests of their files.
         """
         projects = [
             Project(name=project_name, path=project.folder, needs=project.depends_on)
@@ -177,35 +177,35 @@ class JobFilter:
         try:
             # A detected pipeline has no file that could change, and a name without a dot.
             selection = JobSelection(jobs, projects, (*ALWAYS, *([_escape_pattern(file)] if "." in file else [])))
-            choices = {choice.job: choice for choice in selection.select(changed, unknown_because)}
+            choices = {choice.job: choice for choice in selection.select(changed_paths, unknown_because)}
         except Refused as refused:
             self._interpolator.report(("jobs",), str(refused))
             return {}
-        if contents is None:
+        if content_id_by_path is None:
             return choices
-        self._file_digests = selection.digest_files(contents)
-        self._reads = {job.name: (*(job.consumes or ()), *job.downloads_from) for job in jobs}
-        needs = {job.name: tuple(sorted(job.needs)) for job in jobs}
+        self._file_digest_by_job = selection.digest_files(content_id_by_path)
+        self._read_jobs_by_job = {job.name: (*(job.consumes or ()), *job.downloads_from) for job in jobs}
+        needs_by_job = {job.name: tuple(sorted(job.needs)) for job in jobs}
         return {
-            job_id: replace(choice, needs=needs[job_id])
+            job_id: replace(choice, needs=needs_by_job[job_id])
             if choice.is_kept
-            else Choice(job=job_id, is_kept=True, code=UNTESTED, reason=choice.reason, needs=needs[job_id])
+            else Choice(job=job_id, is_kept=True, code=UNTESTED, reason=choice.reason, needs=needs_by_job[job_id])
             for job_id, choice in choices.items()
         }
 
-    def _selectable_job(self, name: str, candidates: set[str]) -> SelectableJob:
+    def _selectable_job(self, job_id: str, candidates: set[str]) -> SelectableJob:
         """Return the properties of a job that the selection by changed paths depends on."""
-        job = self._jobs[name]
-        needs = tuple(need for need in self._needs[name] if need in candidates)
-        consumed_needs, downloads_from = _needs_with_used_outputs(self._references(name, job), needs), set[str]()
+        job = self._jobs[job_id]
+        needs = tuple(need for need in self._needs_by_job[job_id] if need in candidates)
+        consumed_needs, downloads_from = _needs_with_used_outputs(self._references(job_id, job), needs), set[str]()
         if downloads_artifacts(job):
-            indirect_needs = transitive_needs(name, self._needs)
+            indirect_needs = transitive_needs(job_id, self._needs_by_job)
             downloads_from = {
                 need for need in indirect_needs & candidates if uploads_artifacts(self._jobs[need])
             } - set(needs)
             consumed_needs |= {need for need in needs if uploads_artifacts(self._jobs[need])}
         return SelectableJob(
-            name=name,
+            name=job_id,
             paths=job.paths or (),
             projects=job.project or (() if job.paths and not self._projects else None),
             needs=needs,
@@ -214,10 +214,10 @@ class JobFilter:
             downloads_from=tuple(sorted(downloads_from)),
         )
 
-    def _references(self, name: str, job: model.Job) -> Iterable[ContextReference]:
+    def _references(self, job_id: str, job: model.Job) -> Iterable[ContextReference]:
         """Yield the context references of all texts and conditions of a job."""
         for template_text in _interpolated_texts(job):
-            yield from self._interpolator.references(("jobs", name), template_text)
+            yield from self._interpolator.references(("jobs", job_id), template_text)
         for condition in (job.if_, *(step.if_ for step in job.steps or ())):
             try:
                 expression = self._interpolator.condition(condition)
@@ -242,7 +242,7 @@ class JobFilter:
             )
         if not requested_ids <= set(self._jobs):
             return False
-        included_jobs = requested_ids.union(*(transitive_needs(job_id, self._needs) for job_id in requested_ids))
+        included_jobs = requested_ids.union(*(transitive_needs(job_id, self._needs_by_job) for job_id in requested_ids))
         for job_id in self.order:
             if job_id not in included_jobs:
                 self._exclude(job_id, NOT_REQUESTED, f"only {', '.join(sorted(requested_ids))} was requested")
@@ -253,11 +253,11 @@ class JobFilter:
         requested_ids = {_job_id(job_id, self._jobs) for job_id in requested_jobs}
         choices = {}
         for job_id in candidates:
-            needs = tuple(sorted(need for need in self._needs[job_id] if need not in self.excluded))
+            needs = tuple(sorted(need for need in self._needs_by_job[job_id] if need not in self.excluded))
             if job_id in requested_ids:
                 choice_fields: dict[str, Any] = {"code": REQUESTED, "reason": "it was requested"}
             else:
-                dependent = min(job for job in requested_ids if job_id in transitive_needs(job, self._needs))
+                dependent = min(job for job in requested_ids if job_id in transitive_needs(job, self._needs_by_job))
                 choice_fields = {
                     "code": "needed",
                     "reason": f"needed by {dependent}, which was requested",
@@ -267,9 +267,9 @@ class JobFilter:
         return choices
 
 
-def topological_order(needs: Mapping[str, Collection[str]]) -> list[str]:
+def topological_order(needs_by_name: Mapping[str, Collection[str]]) -> list[str]:
     """Return all names sorted by the length of their longest chain of needs, then by name, so that needs come first."""
-    all_needs = {name: tuple(names) for name, names in needs.items()}
+    all_needs = {name: tuple(names) for name, names in needs_by_name.items()}
     dependents = graph.dependents(all_needs)
     graph.check_acyclic(all_needs)
     open_need_counts = {name: len(names) for name, names in all_needs.items()}
@@ -284,15 +284,15 @@ def topological_order(needs: Mapping[str, Collection[str]]) -> list[str]:
     return sorted(levels, key=lambda name: (levels[name], name))
 
 
-def transitive_needs(name: str, needs: Mapping[str, Collection[str]]) -> set[str]:
+def transitive_needs(name: str, needs_by_name: Mapping[str, Collection[str]]) -> set[str]:
     """Return the names of all jobs that a job needs, directly or indirectly."""
     visited: set[str] = set()
-    pending = [name]
-    while pending:
-        for need in needs[pending.pop()]:
+    unvisited_names = [name]
+    while unvisited_names:
+        for need in needs_by_name[unvisited_names.pop()]:
             if need not in visited:
                 visited.add(need)
-                pending.append(need)
+                unvisited_names.append(need)
     return visited
 
 
@@ -341,11 +341,11 @@ def _interpolated_texts(job: model.Job) -> Iterable[str]:
         yield from evaluated_texts(rule)
 
 
-def _job_id(name: str, jobs: Mapping[str, model.Job]) -> str:
+def _job_id(requested_name: str, jobs: Mapping[str, model.Job]) -> str:
     """Return the job id for a requested name, which may be the name of a matrix job, such as `test (3.12)`."""
-    return name if name in jobs else name.partition(" (")[0]
+    return requested_name if requested_name in jobs else requested_name.partition(" (")[0]
 
 
-def _escape_pattern(file: str) -> str:
+def _escape_pattern(file_path: str) -> str:
     """Return a path pattern that matches only this path."""
-    return "".join(f"\\{char}" if char in "*?+[]{}\\!" else char for char in file)
+    return "".join(f"\\{char}" if char in "*?+[]{}\\!" else char for char in file_path)

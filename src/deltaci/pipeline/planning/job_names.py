@@ -24,15 +24,15 @@ def unique_names(combinations: Sequence[Combination]) -> list[str]:
     """
     cleaned_names = [_NOT_ALLOWED.sub("-", combination.name).strip() for combination in combinations]
     count_by_name = Counter(cleaned_names)
-    names = []
+    job_names = []
     for combination, name in zip(combinations, cleaned_names, strict=True):
         is_usable = len(name) <= MAX_NAME and count_by_name[name] == 1
-        names.append(name if is_usable else _with_hash(name, combination))
-    return names
+        job_names.append(name if is_usable else _with_hash(name, combination))
+    return job_names
 
 
-def _with_hash(name: str, combination: Combination) -> str:
+def _with_hash(job_name: str, combination: Combination) -> str:
     """Return a name, shortened if necessary, with a hash of the combination appended."""
-    encoded = msgspec.json.encode([combination.name, combination.values], order="deterministic")
-    hash = sha256(encoded).hexdigest()[:HASH_DIGITS]
-    return f"{name[: MAX_NAME - HASH_DIGITS - 1].rstrip()}-{hash}"
+    combination_json = msgspec.json.encode([combination.name, combination.values], order="deterministic")
+    hash = sha256(combination_json).hexdigest()[:HASH_DIGITS]
+    return f"{job_name[: MAX_NAME - HASH_DIGITS - 1].rstrip()}-{hash}"

@@ -42,7 +42,7 @@ class SpecInputs(Struct, frozen=True, kw_only=True):
 
     pipeline: model.Pipeline
     source: wire.Source | None = None
-    cache_scope: str = ""  # the prefix of caches of an untrusted change; empty: the change is trusted
+    cache_scope: str = ""  # the cache scope of an untrusted change; empty: the change is trusted
     grants_mentioned_secrets: bool = False  # as on GitHub: jobs get each secret that their expressions reference
 
 
@@ -182,23 +182,23 @@ class _SpecBuilder:
         )
         if checkout is not False and self._spec_inputs.source is not None and not has_checkout_step:
             yield wire.Step(uses="checkout", name="checkout")
-        for index, step in enumerate(steps):
-            yield self._build_step(step, ("steps", index))
+        for step_index, step in enumerate(steps):
+            yield self._build_step(step, ("steps", step_index))
 
     def _build_step(self, step: model.Step, path: Path) -> wire.Step:
-        contexts, full_path = self._instance.contexts, (*self._instance.path, *path)
+        value_by_context, full_path = self._instance.contexts, (*self._instance.path, *path)
         run_defaults = (self._job.defaults.run, self._spec_inputs.pipeline.defaults.run)
         env = {name: to_text(value) for name, value in step.env.items()}
-        inputs = {name: to_text(value) for name, value in step.with_.items()}
+        value_by_input = {name: to_text(value) for name, value in step.with_.items()}
         shell = workdir = ""
         if step.run is not None:
             shell = (
                 step.shell or next((run_default.shell for run_default in run_defaults if run_default.shell), None) or ""
             )
-            shell = self._interpolator.text((*full_path, "shell"), shell, contexts)
+            shell = self._interpolator.text((*full_path, "shell"), shell, value_by_context)
             workdirs = (step.working_directory, *(run_default.working_directory for run_default in run_defaults))
             workdir = next((candidate for candidate in workdirs if candidate), "")
-        self._add_references(path, (step.name, step.run or "", workdir, *env.values(), *inputs.values()))
+        self._add_references(path, (step.name, step.run or "", workdir, *env.values(), *value_by_input.values()))
         timeout_minutes = step.timeout_minutes
         timeout_path = (*full_path, "timeout-minutes")
         return wire.Step(
@@ -209,13 +209,13 @@ class _SpecBuilder:
             timeout_seconds=0
             if timeout_minutes is None
             else minutes_to_seconds(
-                self._interpolator.number(timeout_path, timeout_minutes, contexts, maximum=model.MAX_MINUTES)
+                self._interpolator.number(timeout_path, timeout_minutes, value_by_context, maximum=model.MAX_MINUTES)
             ),
             continue_on_error=self._interpolator.boolean(
-                (*full_path, "continue-on-error"), step.continue_on_error, contexts
+                (*full_path, "continue-on-error"), step.continue_on_error, value_by_context
             ),
             uses=step.uses,
-            inputs=inputs,
+            inputs=value_by_input,
             id=step.id or "",
             condition=self._format_step_condition(step.if_, (*path, "if")),
             shell=shell,
@@ -255,8 +255,8 @@ class _SpecBuilder:
             )
 
     def _build_artifacts(self) -> Iterator[wire.ArtifactRule]:
-        for index, artifact in enumerate(self._job.artifacts):
-            self._add_references(("artifacts", index, "path"), (artifact.path,))
+        for artifact_index, artifact in enumerate(self._job.artifacts):
+            self._add_references(("artifacts", artifact_index, "path"), (artifact.path,))
             yield wire.ArtifactRule(path_glob=artifact.path, type=artifact.type)
 
     def _build_caches(self) -> Iterator[wire.CacheRule]:
@@ -274,10 +274,10 @@ class _SpecBuilder:
             )
 
     def _build_rules(self) -> list[wire.ValidationRule]:
-        for index, rule in enumerate(self._job.validate):
-            self._add_references(("validate", index), evaluated_texts(rule))
+        for rule_index, rule in enumerate(self._job.validate):
+            self._add_references(("validate", rule_index), evaluated_texts(rule))
         return protocol_rules(
-            self._job.validate, lambda index, name: self._evaluate_text("validate", index, "name", name)
+            self._job.validate, lambda rule_index, name: self._evaluate_text("validate", rule_index, "name", name)
         )
 
     def _select_optional_secrets(self) -> list[str]:
@@ -301,9 +301,9 @@ def select_keys(value: Any, key_paths: Sequence[tuple[str, ...]]) -> Any:
     for key, *inner_path in key_paths:
         inner_paths.setdefault(key.lower(), []).append(tuple(inner_path))
     return {
-        name: select_keys(inner_value, inner_paths[name.lower()])
-        for name, inner_value in value.items()
-        if name.lower() in inner_paths
+        key_name: select_keys(inner_value, inner_paths[key_name.lower()])
+        for key_name, inner_value in value.items()
+        if key_name.lower() in inner_paths
     }
 
 

@@ -72,10 +72,10 @@ class Expansion(Struct, frozen=True, kw_only=True):
     notes: tuple[MatrixProblem, ...] = ()  # entries without effect, which is probably not intended
 
 
-def expand(job: str, strategy: object) -> Expansion:
+def expand(job_id: str, strategy: object) -> Expansion:
     """Return the combinations, `fail-fast` and `max-parallel` of a strategy of plain values without expressions.
 
-    `job` is the id of the job, for the names. Without a matrix, there is one combination without values. Raise
+    `job_id` is the id of the job, for the names. Without a matrix, there is one combination without values. Raise
     `MatrixError` if the strategy is invalid.
     """
     problems: list[MatrixProblem] = []
@@ -98,12 +98,12 @@ def expand(job: str, strategy: object) -> Expansion:
     ):
         message = f"found {_describe_typed(max_parallel)}; expected a whole number of at least 1"
         problems.append(MatrixProblem(("max-parallel",), message))
-    combinations: tuple[Combination, ...] = (Combination(job, {}),)
+    combinations: tuple[Combination, ...] = (Combination(job_id, {}),)
     notes: tuple[MatrixProblem, ...] = ()
     if "matrix" in strategy:
         matrix = _Matrix(strategy["matrix"], problems)
         if not problems:
-            combinations = matrix.combinations(job)
+            combinations = matrix.combinations(job_id)
             notes = tuple(matrix.notes)
     if problems:
         raise MatrixError(problems)
@@ -189,19 +189,19 @@ class _Matrix:
             self._report((list_name,), f"has {len(raw)} entries; at most {MAX_ENTRIES}")
             return ()
         entries: list[Entry] = []
-        for index, entry in enumerate(raw):
-            if not _is_mapping(entry):
-                self._report((list_name, index), f"found {_describe(entry)}; expected names with values")
-            elif not entry:
+        for index, matrix_entry in enumerate(raw):
+            if not _is_mapping(matrix_entry):
+                self._report((list_name, index), f"found {_describe(matrix_entry)}; expected names with values")
+            elif not matrix_entry:
                 self._report((list_name, index), "is empty; expected names with values")
-            elif invalid_key := next((key for key in entry if not _AXIS.fullmatch(key)), None):
+            elif invalid_key := next((key for key in matrix_entry if not _AXIS.fullmatch(key)), None):
                 message = "is not a valid name; expected letters, digits, '_' and '-'"
                 self._report((list_name, index, invalid_key), message)
-            elif self._check_values((list_name, index), iter(entry.items())):
-                entries.append(entry)
+            elif self._check_values((list_name, index), iter(matrix_entry.items())):
+                entries.append(matrix_entry)
         return tuple(entries)
 
-    def combinations(self, job: str) -> tuple[Combination, ...]:
+    def combinations(self, job_id: str) -> tuple[Combination, ...]:
         """Return all combinations. Report problems of the expansion, such as duplicates, and return none."""
         matcher = _AxisMatcher(self._axes)
         originals = self._original_combinations(matcher)
@@ -219,7 +219,7 @@ class _Matrix:
         if self._problems:
             return ()
         # As on GitHub, a name does not contain what an entry adds to a combination.
-        names = _unique_names(job, [*original_values, *(entry for _, entry in new_combinations)], all_values)
+        names = _unique_names(job_id, [*original_values, *(entry for _, entry in new_combinations)], all_values)
         return tuple(Combination(name, values) for name, values in zip(names, all_values, strict=True))
 
     def _original_combinations(self, matcher: _AxisMatcher) -> list[tuple[int, ...]]:
@@ -337,18 +337,18 @@ def _check_value(value: object, remaining_part_count: int) -> tuple[int, str]:
 
     Uses no recursion: it may be nested deeply.
     """
-    pending, part_count = [(value, 0)], 0
-    while pending:
-        part, depth = pending.pop()
+    unvisited, part_count = [(value, 0)], 0
+    while unvisited:
+        part, depth = unvisited.pop()
         part_count += 1
         if depth > MAX_DEPTH:
             return part_count, f"is more than {MAX_DEPTH} levels deep"
         if part_count > remaining_part_count:
             return part_count, f"is too large: all values of a matrix together have at most {MAX_PARTS} parts"
         if _is_mapping(part):
-            pending += [(child, depth + 1) for pair in part.items() for child in pair]
+            unvisited += [(child, depth + 1) for pair in part.items() for child in pair]
         elif _is_list(part):
-            pending += [(child, depth + 1) for child in part]
+            unvisited += [(child, depth + 1) for child in part]
         elif problem := _scalar_problem(part):
             return part_count, problem
     return part_count, ""
@@ -369,13 +369,13 @@ def _scalar_problem(part: object) -> str:
 # -- names
 
 
-def _unique_names(job: str, named_values: Sequence[Entry], all_values: Sequence[Entry]) -> list[str]:
+def _unique_names(job_id: str, named_values: Sequence[Entry], all_values: Sequence[Entry]) -> list[str]:
     """Return a unique name for each combination, such as `job (3.11, linux)`.
 
     `named_values` are the values that the names contain. A name that is too long or not unique ends with a hash of all
     values of the combination, so that it does not depend on the others.
     """
-    plain_names = [_plain_name(job, job_values) for job_values in named_values]
+    plain_names = [_plain_name(job_id, job_values) for job_values in named_values]
     hashes = [sha256(_canonical(values).encode()).hexdigest() for values in all_values]
     count_by_name = Counter(plain_names)
     for hash_length in range(HASH_DIGITS, 65):
@@ -388,9 +388,9 @@ def _unique_names(job: str, named_values: Sequence[Entry], all_values: Sequence[
     raise InvariantBroken("two combinations have the same hash, but duplicates were reported before")
 
 
-def _plain_name(job: str, job_values: Entry) -> str:
+def _plain_name(job_id: str, job_values: Entry) -> str:
     value_texts = [value_text for value in job_values.values() for value_text in _scalar_texts(value) if value_text]
-    return f"{job} ({', '.join(value_texts)})" if value_texts else job
+    return f"{job_id} ({', '.join(value_texts)})" if value_texts else job_id
 
 
 def _with_hash(name: str, hash: str) -> str:
@@ -444,8 +444,8 @@ def _type_name(value: object) -> str:
     return "text" if isinstance(value, str) else "number" if isinstance(value, int | float) else type(value).__name__
 
 
-def _list_axes(axes: Mapping[str, object]) -> str:
-    return " or ".join(axes) or "an axis, but there is none"
+def _list_axes(values_by_axis: Mapping[str, object]) -> str:
+    return " or ".join(values_by_axis) or "an axis, but there is none"
 
 
 def split_message(message: str) -> tuple[str, str]:

@@ -69,29 +69,35 @@ class Projects:
         self.folders = {
             project.name: normalize_folder(project.path, f"project {project.name!r}") for project in sorted_projects
         }
-        self._names: dict[str, str] = {}
+        self._name_by_folder: dict[str, str] = {}
         for name, folder in self.folders.items():
-            self._names.setdefault(folder, name)
-        self._projects_inside: dict[str, list[str]] = {}  # folder -> the project folders inside it
-        for folder in sorted(self._names):
+            self._name_by_folder.setdefault(folder, name)
+        self._project_folders_by_outer_folder: dict[str, list[str]] = {}  # folder -> the project folders inside it
+        for folder in sorted(self._name_by_folder):
             for outer_folder in ancestors(folder):
-                self._projects_inside.setdefault(outer_folder, []).append(folder)
-        links: dict[str, set[Link]] = {folder: set() for folder in self._names}
+                self._project_folders_by_outer_folder.setdefault(outer_folder, []).append(folder)
+        links_by_folder: dict[str, set[Link]] = {folder: set() for folder in self._name_by_folder}
         for project in sorted_projects:
-            links[self.folders[project.name]].update(Link(DEPENDS, folder) for folder in self._needed_folders(project))
-        for folder in {link.folder for outgoing_links in links.values() for link in outgoing_links} - set(links):
-            links[folder] = set()
+            links_by_folder[self.folders[project.name]].update(
+                Link(DEPENDS, folder) for folder in self._needed_folders(project)
+            )
+        for folder in {link.folder for outgoing_links in links_by_folder.values() for link in outgoing_links} - set(
+            links_by_folder
+        ):
+            links_by_folder[folder] = set()
             containing_folder = self._containing_project(folder)
             if containing_folder is not None:
                 needs_node = containing_folder + NEEDS_SUFFIX
-                links[folder].add(Link(INSIDE, needs_node))
-                if needs_node not in links:
-                    links[needs_node] = {*links[containing_folder]}
-        for folder, outgoing_links in links.items():
+                links_by_folder[folder].add(Link(INSIDE, needs_node))
+                if needs_node not in links_by_folder:
+                    links_by_folder[needs_node] = {*links_by_folder[containing_folder]}
+        for folder, outgoing_links in links_by_folder.items():
             outgoing_links.update(
-                Link(CONTAINS, inner_folder) for inner_folder in self._projects_inside.get(folder, ())
+                Link(CONTAINS, inner_folder) for inner_folder in self._project_folders_by_outer_folder.get(folder, ())
             )
-        self._links = {folder: tuple(sorted(outgoing_links)) for folder, outgoing_links in links.items()}
+        self._links_by_folder = {
+            folder: tuple(sorted(outgoing_links)) for folder, outgoing_links in links_by_folder.items()
+        }
 
     def _needed_folders(self, project: Project) -> Iterator[str]:
         """Yield the folders that a project depends on."""
@@ -115,39 +121,42 @@ class Projects:
     @property
     def watched(self) -> Iterable[str]:
         """All folders of the graph: a change in any of them can affect a project."""
-        return self._links
+        return self._links_by_folder
 
     def label(self, folder: str) -> str:
         """Return the name for a folder in messages: that of its project, or else its path."""
         folder = folder.removesuffix(NEEDS_SUFFIX)
-        return self._names.get(folder) or folder or "the repository"
+        return self._name_by_folder.get(folder) or folder or "the repository"
 
     def projects_of(self, folder: str) -> tuple[str, ...]:
         """Return the folder if it is a project, else the projects inside it and the innermost one that contains it."""
-        if folder in self._names:
+        if folder in self._name_by_folder:
             return (folder,)
         containing_folder = self._containing_project(folder)
-        return (*self._projects_inside.get(folder, ()), *([] if containing_folder is None else [containing_folder]))
+        return (
+            *self._project_folders_by_outer_folder.get(folder, ()),
+            *([] if containing_folder is None else [containing_folder]),
+        )
 
     def _containing_project(self, folder: str) -> str | None:
         """Return the folder of the innermost project that contains a folder, or None."""
-        return next((outer for outer in ancestors(folder) if outer in self._names), None)
+        return next((outer for outer in ancestors(folder) if outer in self._name_by_folder), None)
 
     def reachable(self, folders: Iterable[str], *, includes_start: bool) -> frozenset[str]:
         """Return all folders in which a change affects one of these project folders: what `search` could find."""
-        pending = [_SearchNode(folder, includes_start) for folder in folders if folder in self._links]
-        visited = set(pending)
-        for node in pending:  # grows during the loop
-            for link in self._links[node.folder]:
+        reached_nodes = [_SearchNode(folder, includes_start) for folder in folders if folder in self._links_by_folder]
+        visited = set(reached_nodes)
+        for node in reached_nodes:  # grows during the loop
+            for link in self._links_by_folder[node.folder]:
                 target = _SearchNode(link.folder, node.is_dependency or link.kind == DEPENDS)
                 if target not in visited:
                     visited.add(target)
-                    pending.append(target)
+                    reached_nodes.append(target)
         return frozenset(node.folder for node in visited if node.is_dependency)
 
-    def search(self, changed: Mapping[str, str]) -> DependencySearch:
-        """Return a search for the shortest paths to changed folders. The keys of `changed` are folders."""
-        return DependencySearch(self._links, changed)
+    def search(self, changed_path_by_folder: Mapping[str, str]) -> DependencySearch:
+        """Return a search for the shortest paths to changed folders, which are the keys."""
+        return DependencySearch(self._links_by_folder, changed_path_by_folder)
 
 
 class DependencySearch:
@@ -156,22 +165,26 @@ class DependencySearch:
     The constructor computes all distances by one breadth-first search, backwards from all changed folders.
     """
 
-    def __init__(self, links: Mapping[str, Sequence[Link]], changed: Mapping[str, str]) -> None:
-        self._links = links
-        predecessors: dict[_SearchNode, list[_SearchNode]] = {}
-        for folder, outgoing_links in links.items():
+    def __init__(
+        self, links_by_folder: Mapping[str, Sequence[Link]], changed_path_by_folder: Mapping[str, str]
+    ) -> None:
+        self._links_by_folder = links_by_folder
+        predecessors_by_node: dict[_SearchNode, list[_SearchNode]] = {}
+        for folder, outgoing_links in links_by_folder.items():
             for link in outgoing_links:
                 for is_dependency in (False, True):
                     target_node = _SearchNode(link.folder, is_dependency or link.kind == DEPENDS)
-                    predecessors.setdefault(target_node, []).append(_SearchNode(folder, is_dependency))
-        self._distances = {_SearchNode(folder, True): 0 for folder in links if folder in changed}
-        frontier = list(self._distances)
+                    predecessors_by_node.setdefault(target_node, []).append(_SearchNode(folder, is_dependency))
+        self._distance_by_node = {
+            _SearchNode(folder, True): 0 for folder in links_by_folder if folder in changed_path_by_folder
+        }
+        frontier = list(self._distance_by_node)
         while frontier:
             next_frontier = []
             for node in frontier:
-                for predecessor in predecessors.get(node, ()):
-                    if predecessor not in self._distances:
-                        self._distances[predecessor] = self._distances[node] + 1
+                for predecessor in predecessors_by_node.get(node, ()):
+                    if predecessor not in self._distance_by_node:
+                        self._distance_by_node[predecessor] = self._distance_by_node[node] + 1
                         next_frontier.append(predecessor)
             frontier = next_frontier
 
@@ -181,18 +194,20 @@ class DependencySearch:
         Changes in the folders themselves count only if `includes_own_files`. Otherwise the path must contain a
         dependency.
         """
-        nodes = [node for folder in folders if (node := _SearchNode(folder, includes_own_files)) in self._distances]
+        nodes = [
+            node for folder in folders if (node := _SearchNode(folder, includes_own_files)) in self._distance_by_node
+        ]
         if not nodes:
             return None
-        node = start_node = min(nodes, key=lambda node: (self._distances[node], node))
+        node = start_node = min(nodes, key=lambda node: (self._distance_by_node[node], node))
         path_links = []
-        while self._distances[node]:
+        while self._distance_by_node[node]:
             node, link = min(
                 (target_node, link)
-                for link in self._links[node.folder]
+                for link in self._links_by_folder[node.folder]
                 if (target_node := _SearchNode(link.folder, node.is_dependency or link.kind == DEPENDS))
-                in self._distances
-                and self._distances[target_node] == self._distances[node] - 1
+                in self._distance_by_node
+                and self._distance_by_node[target_node] == self._distance_by_node[node] - 1
             )
             path_links.append(link)
         return DependencyPath(start_node.folder, tuple(path_links))

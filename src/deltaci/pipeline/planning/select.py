@@ -130,9 +130,9 @@ class JobSelection:
             if job.name == other_job.name:
                 raise Refused("bad_spec", f"job {job.name!r} is declared twice; give each its own name")
         self._projects = Projects(projects)
-        self._needs = {job.name: job.needs for job in self._jobs.values()}
-        graph.dependents(self._needs)
-        graph.check_acyclic(self._needs)
+        self._needs_by_job = {job.name: job.needs for job in self._jobs.values()}
+        graph.dependents(self._needs_by_job)
+        graph.check_acyclic(self._needs_by_job)
         self._start_folders = {}
         self._pattern_numbers: dict[str, int] = {}  # pattern text -> number; a pattern of many jobs is compiled once
         self._patterns: list[Pattern] = []
@@ -385,35 +385,37 @@ class JobSelection:
 
     def _keep_needed(self, kept_choices: dict[str, Choice]) -> None:
         """Add to `kept_choices` the jobs whose outputs or artifacts a kept job uses, recursively."""
-        dependents: dict[str, set[str]] = {}
-        pending = list(kept_choices)
-        for job_name in pending:  # grows during the loop
+        dependents_by_job: dict[str, set[str]] = {}
+        unvisited_names = list(kept_choices)
+        for job_name in unvisited_names:  # grows during the loop
             job = self._jobs[job_name]
             consumed_needs = [
-                need
-                for need in job.needs
-                if (need in job.consumes if job.consumes is not None else self._jobs[need].has_outputs)
+                input_job
+                for input_job in job.needs
+                if (input_job in job.consumes if job.consumes is not None else self._jobs[input_job].has_outputs)
             ]
-            for need in (*consumed_needs, *job.downloads_from):
-                if need not in kept_choices and need not in dependents:
-                    pending.append(need)
-                dependents.setdefault(need, set()).add(job_name)
-        for need, names in dependents.items():
-            if need not in kept_choices:
-                dependent = min(names)
+            for input_job in (*consumed_needs, *job.downloads_from):
+                if input_job not in kept_choices and input_job not in dependents_by_job:
+                    unvisited_names.append(input_job)
+                dependents_by_job.setdefault(input_job, set()).add(job_name)
+        for input_job, dependent_names in dependents_by_job.items():
+            if input_job not in kept_choices:
+                dependent = min(dependent_names)
                 verb = "uses" if self._jobs[dependent].consumes is not None else "may use"
                 reason = f"needed by {dependent}, which {verb} its outputs or artifacts"
-                kept_choices[need] = Choice(job=need, is_kept=True, code="needed", reason=reason, chain=(dependent,))
+                kept_choices[input_job] = Choice(
+                    job=input_job, is_kept=True, code="needed", reason=reason, chain=(dependent,)
+                )
 
     def _remaining_needs(self, selected_jobs: Collection[str]) -> dict[str, frozenset[str]]:
         """Return for each job the kept jobs that it waits for. A need that is left out is replaced by its own needs."""
         remaining_needs: dict[str, frozenset[str]] = {}
-        dependents = graph.dependents(self._needs)
-        open_need_counts = {job_name: len(needs) for job_name, needs in self._needs.items()}
+        dependents = graph.dependents(self._needs_by_job)
+        open_need_counts = {job_name: len(needs) for job_name, needs in self._needs_by_job.items()}
         ready_names = [job_name for job_name, count in open_need_counts.items() if not count]
         for job_name in ready_names:  # grows during the loop
             remaining_needs[job_name] = frozenset().union(
-                *({need} if need in selected_jobs else remaining_needs[need] for need in self._needs[job_name])
+                *({need} if need in selected_jobs else remaining_needs[need] for need in self._needs_by_job[job_name])
             )
             for dependent in dependents[job_name]:
                 open_need_counts[dependent] -= 1
