@@ -35,7 +35,7 @@ async def run_scenario_on(job_server: JobServer, scenario: Scenario, kind: str =
         transfers=leased_job.transfers,
         caches=Caches(leased_job.transfers, layout, leased_job.folder, leased_job.log),
         collector=OutputCollector(leased_job.transfers, layout.workspace, leased_job.log),
-        expressions=JobExpressions(leased_job.spec, layout, runner="r1"),
+        expressions=JobExpressions(leased_job.spec, layout, runner_name="r1"),
         mirrors=job_server.folder / "mirrors",
         protocols=KNOWN_PROTOCOLS,
         timeout_seconds=60.0,

@@ -150,7 +150,7 @@ async def test_an_oidc_token_is_read_when_it_is_needed(tmp_path: Path) -> None:
         async with run_server(tmp_path / "server", issuer=OidcIssuer(tiny.url, AUDIENCE)) as live:
             folder, file = tmp_path / "runner", tmp_path / "token"
             folder.mkdir()
-            entrance = CredentialProvider(live.url, folder, oidc=lambda: read_token(file))
+            entrance = CredentialProvider(live.url, folder, fetch_oidc_token=lambda: read_token(file))
             with pytest.raises(Refused, match="cannot be read"):
                 await asyncio.to_thread(entrance.obtain)
             file.write_text(tiny.token(sub="w1") + "\n")
@@ -160,9 +160,9 @@ async def test_an_oidc_token_is_read_when_it_is_needed(tmp_path: Path) -> None:
             assert (await asyncio.to_thread(entrance.renew)).runner_id == "w1"  # Its credential is still good.
             keep(live, folder, -1)
             with pytest.raises(Refused, match="aud is"):
-                await enter(live, folder, oidc=lambda: read_token(file))
+                await enter(live, folder, fetch_oidc_token=lambda: read_token(file))
             file.write_text(tiny.token(sub="w1"))
-            assert (await enter(live, folder, oidc=lambda: read_token(file))).runner_id == "w1"
+            assert (await enter(live, folder, fetch_oidc_token=lambda: read_token(file))).runner_id == "w1"
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe", b"two\nlines", b"x" * 20_000])

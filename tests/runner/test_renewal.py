@@ -62,7 +62,7 @@ async def test_a_runner_that_slept_too_long_shows_its_oidc_token_again_and_goes_
         async with run_server(tmp_path / "server", issuer=OidcIssuer(tiny.url, AUDIENCE)) as live:
             await register(live)
             await enqueue(live, "true")
-            entrance = CredentialProvider(live.url, tmp_path, oidc=lambda: tiny.token(sub="w1"))
+            entrance = CredentialProvider(live.url, tmp_path, fetch_oidc_token=lambda: tiny.token(sub="w1"))
             old = credential(live, -1, 900)
             agent = Agent(entrance, old, labels=[], slots=1, folder=tmp_path / "work", once=True)
 

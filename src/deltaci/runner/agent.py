@@ -116,6 +116,7 @@ class Agent:
             asyncio.get_running_loop().call_later(self._drain_seconds, self._hand_back)
 
     def _hand_back(self) -> None:
+        """Hand back the leases of all jobs whose runner may still do so."""
         for job_runner in self._job_runners.values():
             job_runner.hand_back()
 
@@ -343,9 +344,10 @@ class Agent:
             return {}
         return await self._dispatches.take(max_count, SWEEP_SECONDS * random.uniform(0.8, 1.2))
 
-    async def _settle(self, dispatches: dict[str, Any], unclaimable: Collection[str]) -> None:
+    async def _settle(self, dispatch_by_attempt: dict[str, Any], unclaimable: Collection[str]) -> None:
+        """Settle dispatches if this runner uses NATS; see `DispatchPuller.settle`."""
         if self._dispatches is not None:
-            await self._dispatches.settle(dispatches, unclaimable)
+            await self._dispatches.settle(dispatch_by_attempt, unclaimable)
 
     async def _read_response(self, request_task: asyncio.Task[LeaseResponse]) -> LeaseResponse:
         """Return the response to a request for leases; an empty one if the credential had to be renewed first.
@@ -367,12 +369,12 @@ class Agent:
                 raise
             return LeaseResponse([])
 
-    def _on_job_done(self, task: asyncio.Task[None]) -> None:
-        self._job_tasks.discard(task)
+    def _on_job_done(self, job_task: asyncio.Task[None]) -> None:
+        self._job_tasks.discard(job_task)
         self._has_free_slot.set()
 
-    async def _ended_streams(self, ids: list[str]) -> list[str]:
-        return await asyncio.to_thread(self._client.ended_streams, ids)
+    async def _ended_streams(self, workstream_ids: list[str]) -> list[str]:
+        return await asyncio.to_thread(self._client.ended_streams, workstream_ids)
 
     async def _run_job(self, granted_lease: LeaseGranted) -> None:
         assert self._cell_pool is not None

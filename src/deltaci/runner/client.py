@@ -120,7 +120,7 @@ class RunnerClient:
         return _read_registered(self._call("POST", "renew", wire.encode(renewal)))
 
     def lease(self, request: wire.LeaseRequest) -> list[LeaseGranted]:
-        """Request leases like `request_leases`, and return only the granted leases."""
+        """Request leases like `request_leases`; return the granted leases without the unclaimable attempts."""
         return self.request_leases(request).leases
 
     def request_leases(self, request: wire.LeaseRequest) -> LeaseResponse:
@@ -151,9 +151,9 @@ class RunnerClient:
         response_body = self._call("POST", "batch", msgspec.json.encode(list(messages)), timeout=timeout)
         return [_read_batch_response(bytes(encoded_response)) for encoded_response in _read_batch(response_body)]
 
-    def spec(self, ref: str, lease_id: str) -> wire.JobSpec:
-        """Return a job spec that was too large for the lease, read from the path `ref` in the lease."""
-        return _read_job_spec(self._call_with_lease(lease_id, "GET", ref.removeprefix(ROOT)))
+    def spec(self, spec_path: str, lease_id: str) -> wire.JobSpec:
+        """Return a job spec that was too large for the lease, read from its path, which the lease has."""
+        return _read_job_spec(self._call_with_lease(lease_id, "GET", spec_path.removeprefix(ROOT)))
 
     def hand_back(self, lease_id: str) -> None:
         """End the lease so that another runner can run the job.
@@ -204,26 +204,28 @@ class RunnerClient:
         """Return the key of the newest cache entry whose key starts with the prefix; empty if there is none."""
         return _read_cache_match(self._call_with_lease(lease_id, "GET", f"cache-keys/{quote(prefix, safe='')}")).key
 
-    def upload(self, lease_id: str, path: str, parts: Iterable[bytes], size: int) -> Uploaded:
+    def upload(self, lease_id: str, url_path: str, body_parts: Iterable[bytes], size: int) -> Uploaded:
         """Upload a body of `size` bytes, given in parts, to a path of the protocol.
 
         Return the server's confirmation.
         """
         headers = {"Content-Length": str(size)}
-        return _read_uploaded(self._call_with_lease(lease_id, "PUT", path, parts, headers, timeout=TRANSFER_SECONDS))
+        return _read_uploaded(
+            self._call_with_lease(lease_id, "PUT", url_path, body_parts, headers, timeout=TRANSFER_SECONDS)
+        )
 
-    def download(self, lease_id: str, path: str, write: Callable[[bytes], object]) -> str:
+    def download(self, lease_id: str, url_path: str, write: Callable[[bytes], object]) -> str:
         """Download a body from a path of the protocol, and call `write` with each part of it.
 
         Return the SHA-256 that the server sent with it.
         """
-        return self._call_with_lease(lease_id, "GET", path, timeout=TRANSFER_SECONDS, write=write).decode()
+        return self._call_with_lease(lease_id, "GET", url_path, timeout=TRANSFER_SECONDS, write=write).decode()
 
     def _call_with_lease(
         self,
         lease_id: str,
         method: str,
-        path: str,
+        url_path: str,
         body: bytes | Iterable[bytes] = b"",
         headers: dict[str, str] | None = None,
         timeout: float = TIMEOUT_SECONDS,
@@ -233,7 +235,7 @@ class RunnerClient:
 
         Raise `Refused` with `stale_lease` if it is stale.
         """
-        response_body = self._call(method, path, body, {LEASE_HEADER: lease_id, **(headers or {})}, timeout, write)
+        response_body = self._call(method, url_path, body, {LEASE_HEADER: lease_id, **(headers or {})}, timeout, write)
         if b'"StaleLease"' in response_body[:40]:
             reason = _read_stale_lease(response_body).reason
             raise Refused("stale_lease", f"the lease is no longer valid: {reason}")
@@ -263,7 +265,7 @@ class RunnerClient:
     def _call(
         self,
         method: str,
-        path: str,
+        url_path: str,
         body: bytes | Iterable[bytes] = b"",
         headers: dict[str, str] | None = None,
         timeout: float = TIMEOUT_SECONDS,
@@ -285,7 +287,7 @@ class RunnerClient:
             if self._is_aborted:
                 raise OSError("aborted")
             with suppress(BrokenPipeError):  # A server that refuses a body may stop reading it: read its response.
-                connection.request(method, self._root + path, body, all_headers)
+                connection.request(method, self._root + url_path, body, all_headers)
             with connection.getresponse() as response:  # Close it even if the connection is kept.
                 if write is not None and response.status == 200:
                     while chunk := response.read(PART_BYTES):

@@ -67,7 +67,7 @@ class JobExecution:
         self._services = ServiceContainers(spec, cell, log)
         self._cell = cell
         self._mirrors = job_dir.folder.parent / "mirrors"
-        self._expressions = JobExpressions(spec, self._layout, runner=runner_id)
+        self._expressions = JobExpressions(spec, self._layout, runner_name=runner_id)
         self._is_failed = False
         self._worktree_commits: CommittedTree | None = None
 
@@ -82,7 +82,7 @@ class JobExecution:
         spec = self._spec
         try:
             needs = await self._fetch_needs()
-            self._expressions = JobExpressions(spec, self._layout, runner=self._runner_id, needs=needs)
+            self._expressions = JobExpressions(spec, self._layout, runner_name=self._runner_id, needs=needs)
             if self._expressions.is_pipeline_job and not self._expressions.job_condition_holds(spec.condition):
                 return self._skipped_result()
             secrets, optional_secrets = await self._fetch_secrets()
@@ -95,7 +95,7 @@ class JobExecution:
         if self._expressions.is_pipeline_job:
             await asyncio.to_thread(self._make_folders)
             self._expressions = JobExpressions(
-                spec, self._layout, runner=self._runner_id, needs=needs, secrets={**optional_secrets, **secrets}
+                spec, self._layout, runner_name=self._runner_id, needs=needs, secrets={**optional_secrets, **secrets}
             )
         job_context = self._job_context()
         steps = StepSequence(job_context, secrets, may_start, seconds_left)
@@ -137,13 +137,15 @@ class JobExecution:
             prepare_task.cancel()
             await asyncio.gather(prepare_task, return_exceptions=True)
 
-    async def _commit_worktree(self, job: JobContext, result: JobResult, tip: str, seconds_left: float) -> JobResult:
+    async def _commit_worktree(
+        self, job: JobContext, result: JobResult, start_commit: str, seconds_left: float
+    ) -> JobResult:
         """Commit and bundle what the steps changed. Return the result with the new head, or as failed if that fails."""
         worktree = self._spec.tree
         if worktree is None or not worktree.is_committed:
             return result
         try:
-            self._worktree_commits = await commit_tree(job, worktree, tip, max(1.0, seconds_left))
+            self._worktree_commits = await commit_tree(job, worktree, start_commit, max(1.0, seconds_left))
         except NothingCommitted as error:
             self._log.write_line(f"tree: {error}")
             summary = self._log.masked_line(f"tree: {error}")
@@ -193,7 +195,10 @@ class JobExecution:
         return await self._transfers.call(lambda client, lease_id: client.needs(lease_id))
 
     async def _fetch_secrets(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the required and the optional secrets. A pipeline job of an untrusted run gets no required ones."""
+        """Return the required and the optional secrets.
+
+        A pipeline job of an untrusted run gets no required ones: the server refuses them.
+        """
         spec = self._spec
         optional_secrets: dict[str, str] = {}
         if spec.optional_secrets:

@@ -89,12 +89,12 @@ class JobRunner:
         self._has_keeper_answered = asyncio.Event()
         self._progress: Progress | None = None
         self._log: LogStream | None = None
-        self._started_at = self._now()
-        self._steps_started_at: datetime | None = None
-        self._steps_ended_at: datetime | None = None
+        self._accept_time = self._now()
+        self._steps_start_time: datetime | None = None
+        self._steps_end_time: datetime | None = None
         self._spec = granted.job_spec
         self._cell: Cell | None = None
-        self._renewals: Path | None = None
+        self._renewals_path: Path | None = None
         self._worktree_path = ""
         self._cancel: Cancel | None = None
         self._stop_task: asyncio.Task[bool] | None = None
@@ -113,7 +113,7 @@ class JobRunner:
                 lease_id=self._granted.lease_id,
                 runner_id=self._runner_id,
                 job_id=self._granted.job_id,
-                accepted_at=self._started_at,
+                accepted_at=self._accept_time,
             )
         )
         if not isinstance(answer, HeartbeatAck):
@@ -145,8 +145,8 @@ class JobRunner:
         """Return the folders and the cell for the job; or folders without a cell, and why the job cannot run here."""
         try:
             if self._spec is None:
-                ref = self._granted.job_spec_ref or ""
-                self._spec = await asyncio.to_thread(self._client.spec, ref, self._granted.lease_id)
+                spec_ref = self._granted.job_spec_ref or ""
+                self._spec = await asyncio.to_thread(self._client.spec, spec_ref, self._granted.lease_id)
             return self._cell_pool.acquire(self._spec), None
         except (Refused, Unreachable, CellFailed, OSError) as error:
             return self._cell_pool.without_cell(), error
@@ -189,13 +189,14 @@ class JobRunner:
             self._stop_task = asyncio.create_task(self._cell.stop(grace_seconds))
 
     async def _execute(self, job_dir: JobDir, log: LogStream) -> JobResult:
+        """Run the steps in the cell and collect the outputs, unless the job is stopped. Close the cell in any case."""
         cell, spec = job_dir.cell, self._spec
         assert cell is not None
         assert spec is not None
-        self._renewals = job_dir.folder / "renewals"
-        os.mkfifo(self._renewals, 0o600)
+        self._renewals_path = job_dir.folder / "renewals"
+        os.mkfifo(self._renewals_path, 0o600)
         deadline = supervisor_deadline(self._confirmed_until, self._granted.lease_ttl_seconds)
-        await cell.bind_lease(deadline, self._renewals)  # It opens the FIFO, so that the keeper can.
+        await cell.bind_lease(deadline, self._renewals_path)  # It opens the FIFO, so that the keeper can.
         self._update_keeper(None, log)
         job_log = JobLog(log, self._nonce())
         job_log.write_line(cell.description)
@@ -207,7 +208,7 @@ class JobRunner:
             result = await execution.run(
                 lambda index, name: self._may_start_step(index, name, log), self._seconds_left, self._set_stop
             )
-            self._steps_ended_at = self._now()
+            self._steps_end_time = self._now()
         except JobStopped:
             return self._failed("", "stopped", job_log)
         finally:
@@ -247,7 +248,7 @@ class JobRunner:
 
         Return whether the step may start: the job is not stopped and the lease is valid.
         """
-        self._steps_started_at = self._steps_started_at or self._now()
+        self._steps_start_time = self._steps_start_time or self._now()
         self._update_keeper(Progress(step_index=index, current_step=name), log)
         return not self._is_stopped() and await self._confirm_lease(log)
 
@@ -273,7 +274,7 @@ class JobRunner:
                 progress=progress,
                 bytes_sent=log.bytes_sent,
                 log_path=str(log.path),
-                renewals=str(self._renewals),
+                renewals=str(self._renewals_path),
             )
         )
 
@@ -343,12 +344,13 @@ class JobRunner:
         return "left to expire"
 
     def _complete(self, result: JobResult, artifacts: list[Artifact], log: LogStream) -> Complete:
+        """Return the message with the result of the job, shortened to the size that the server accepts."""
         is_success, collected = result.is_success, result.collected
         exit_code = TIMED_OUT if result.exit.is_timed_out else result.exit.exit_code
         timings = Timings(
-            started_at=self._steps_started_at or self._started_at, finished_at=self._steps_ended_at or self._now()
+            started_at=self._steps_start_time or self._accept_time, finished_at=self._steps_end_time or self._now()
         )
-        message = Complete(
+        complete = Complete(
             lease_id=self._granted.lease_id,
             runner_id=self._runner_id,
             status="SUCCEEDED" if is_success else "FAILED",
@@ -358,7 +360,7 @@ class JobRunner:
             timings=timings,
             artifacts=artifacts,
             summary=result.summary[:2000],
-            log_tail=[] if is_success else [plain_line(line, 2000) for line in log.tail()],
+            log_tail=[] if is_success else [plain_line(log_line, 2000) for log_line in log.tail()],
             steps=result.steps,
             tests=collected.tests,
             output=collected.output,
@@ -368,7 +370,7 @@ class JobRunner:
             worktree_path=self._worktree_path,
             cost=resource_usage(self._clock() - self._granted_at, result.exit, log.bytes_sent, collected.bytes),
         )
-        return shrink_to_limit(message)
+        return shrink_to_limit(complete)
 
     def _complete_without_result(self, refused: Refused) -> Complete:
         """Return a message that fails the attempt because the server refused its result."""

@@ -56,7 +56,7 @@ class DispatchPuller:
         self._nats = NatsConnection(address, f"deltaci runner {runner_id}", nats_subjects.inbox(tenant, runner_id))
         self._tenant = tenant
         self._runner_id = runner_id
-        self._queue_keys = {
+        self._queue_key_by_consumer = {
             nats_subjects.consumer_name(queue_key): queue_key for queue_key in nats_subjects.queue_keys(labels)
         }
         self._on_cancel = on_cancel
@@ -72,7 +72,7 @@ class DispatchPuller:
     @property
     def is_connected(self) -> bool:
         """Whether this runner currently receives dispatches over NATS."""
-        return self._connection is not None and bool(self._queue_keys)
+        return self._connection is not None and bool(self._queue_key_by_consumer)
 
     async def run(self) -> None:
         """Connect to NATS, and again after each disconnection, until cancelled."""
@@ -108,10 +108,10 @@ class DispatchPuller:
         dispatches, self._received_dispatches = dict(self._received_dispatches), []
         return dispatches
 
-    async def settle(self, dispatches: dict[str, Msg], unclaimable: Collection[str]) -> None:
+    async def settle(self, message_by_attempt: dict[str, Msg], unclaimable_ids: Collection[str]) -> None:
         """Acknowledge the dispatches of unclaimable attempts; let NATS deliver the others again after a while."""
-        for attempt_id, message in dispatches.items():
-            await self._acknowledge(message, is_done=attempt_id in unclaimable, delay_seconds=REDELIVERY_SECONDS)
+        for attempt_id, message in message_by_attempt.items():
+            await self._acknowledge(message, is_done=attempt_id in unclaimable_ids, delay_seconds=REDELIVERY_SECONDS)
 
     async def _serve(self, connection: Connection) -> None:
         """Subscribe on a new connection and use it until it is lost."""
@@ -136,18 +136,20 @@ class DispatchPuller:
     async def _pull(self, max_count: int) -> float:
         """Send a pull request to each queue that has none open. Return the time at which to call this again."""
         now = asyncio.get_running_loop().time()
-        batch_size = max(1, max_count // len(self._queue_keys))
-        for consumer, queue_key in self._queue_keys.items():
-            pull = self._pulls.get(consumer)
-            if (pull is not None and now < pull.expires_at) or now < self._pull_again_at.get(consumer, 0.0):
+        batch_size = max(1, max_count // len(self._queue_key_by_consumer))
+        for consumer_name, queue_key in self._queue_key_by_consumer.items():
+            pull = self._pulls.get(consumer_name)
+            if (pull is not None and now < pull.expires_at) or now < self._pull_again_at.get(consumer_name, 0.0):
                 continue
             if self._connection is None:
                 break
             # A little longer than NATS waits, which sends a status message when its own time is over.
-            self._pulls[consumer] = _Pull(batch_size, now + PULL_SECONDS + BUSY_SECONDS)
+            self._pulls[consumer_name] = _Pull(batch_size, now + PULL_SECONDS + BUSY_SECONDS)
             pull_request = msgspec.json.encode({"batch": batch_size, "expires": round(PULL_SECONDS * 1e9)})
             await self._connection.publish(
-                nats_subjects.next_dispatch(self._tenant, queue_key), pull_request, reply=f"{self._inbox}.{consumer}"
+                nats_subjects.next_dispatch(self._tenant, queue_key),
+                pull_request,
+                reply=f"{self._inbox}.{consumer_name}",
             )
         next_times = [pull.expires_at for pull in self._pulls.values()] + [
             pull_at for pull_at in self._pull_again_at.values() if pull_at > now
@@ -159,12 +161,12 @@ class DispatchPuller:
         if not message.reply:
             self._on_pull_status(message)
             return
-        consumer = message.subject.rsplit(".", 2)[1]
-        pull = self._pulls.get(consumer)
+        consumer_name = message.subject.rsplit(".", 2)[1]
+        pull = self._pulls.get(consumer_name)
         if pull is not None:
             pull.remaining -= 1
             if not pull.remaining:
-                del self._pulls[consumer]
+                del self._pulls[consumer_name]
         try:
             dispatch = _decode_dispatch(message.data)
         except msgspec.DecodeError:
@@ -179,12 +181,12 @@ class DispatchPuller:
 
     def _on_pull_status(self, message: Msg) -> None:
         """End the pull request that NATS answered with a status. After an error, pause before the next one."""
-        consumer = message.subject.rpartition(".")[2]
-        self._pulls.pop(consumer, None)
+        consumer_name = message.subject.rpartition(".")[2]
+        self._pulls.pop(consumer_name, None)
         status = (message.headers or {}).get("Status", "")
         if status not in PULL_EXPIRED:
             pause_seconds = MISSING_SECONDS if status == NO_CONSUMER else BUSY_SECONDS
-            self._pull_again_at[consumer] = asyncio.get_running_loop().time() + pause_seconds
+            self._pull_again_at[consumer_name] = asyncio.get_running_loop().time() + pause_seconds
         self._has_changed.set()
 
     async def _on_new_queue(self, _message: Msg) -> None:

@@ -38,7 +38,10 @@ class NoCredential(Exception):
 
 
 class CredentialProvider:
-    """Obtains and renews the credential of one runner. `oidc` is called each time that an OIDC token is needed."""
+    """Obtains and renews the credential of one runner.
+
+    `fetch_oidc_token` is called each time that an OIDC token is needed.
+    """
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class CredentialProvider:
         slots: int = 1,
         tls: TlsConfig | None = None,
         token: str = "",
-        oidc: Callable[[], str] | None = None,
+        fetch_oidc_token: Callable[[], str] | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         self.url = url
@@ -59,7 +62,7 @@ class CredentialProvider:
         self._labels = list(labels)
         self._slots = slots
         self._token = token
-        self._oidc = oidc
+        self._fetch_oidc_token = fetch_oidc_token
         self._client = self.runtime.connect()
         self._lock = threading.Lock()  # All calls write the same file.
 
@@ -99,8 +102,8 @@ class CredentialProvider:
                 stored_problem = _describe_problem(error, credential_path)
         if self._token:
             return self._register(self._token)
-        if self._oidc is not None:
-            return self._register(self._oidc())
+        if self._fetch_oidc_token is not None:
+            return self._register(self._fetch_oidc_token())
         raise NoCredential(
             stored_problem
             or "no credential yet; make a token with 'deltaci token NAME' and give it in DELTACI_TOKEN or with "
@@ -112,9 +115,9 @@ class CredentialProvider:
         try:
             new_registration = self._client.renew(self._labels, self._slots)
         except Refused:
-            if self._oidc is None or self._has_certificate:
+            if self._fetch_oidc_token is None or self._has_certificate:
                 raise
-            return self._register(self._oidc())
+            return self._register(self._fetch_oidc_token())
         return self._store_credential(new_registration)
 
     def _register(self, token: str) -> Registered:
@@ -144,16 +147,16 @@ class CredentialProvider:
         return registration
 
 
-def read_token(path: Path) -> str:
+def read_token(token_path: Path) -> str:
     """Return the token in a file, which another program may replace at any time. Raise `Refused` if it has none."""
     try:
-        with path.open("rb") as file:
+        with token_path.open("rb") as file:
             content = file.read(MAX_TOKEN_BYTES + 1)
     except OSError as error:
-        raise Refused("bad_credential", f"{path} cannot be read: {error.strerror}; put a token into it") from None
+        raise Refused("bad_credential", f"{token_path} cannot be read: {error.strerror}; put a token into it") from None
     token_text = content.decode("ascii", "replace").strip()
     if not token_text or len(content) > MAX_TOKEN_BYTES or not token_text.isascii() or not token_text.isprintable():
-        raise Refused("bad_credential", f"{path} contains no token; put one there, and nothing else")
+        raise Refused("bad_credential", f"{token_path} contains no token; put one there, and nothing else")
     return token_text
 
 
@@ -167,10 +170,10 @@ def _describe_problem(error: Exception, path: Path) -> str:
     return f"the credential in {path} is no longer valid: {error.message}"
 
 
-def _write_private(path: Path, content: bytes) -> None:
+def _write_private(file_path: Path, content: bytes) -> None:
     """Write a file atomically so that only this user can read it."""
-    new_path = path.with_name(f"{path.name}.new")
+    new_path = file_path.with_name(f"{file_path.name}.new")
     new_path.unlink(missing_ok=True)
     with os.fdopen(os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
-    new_path.replace(path)
+    new_path.replace(file_path)

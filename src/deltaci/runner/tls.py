@@ -50,12 +50,14 @@ class InvalidTlsFiles(Exception):
 class TlsConfig:
     """The TLS files of a runner. `context` loads them anew when one of them has changed."""
 
-    def __init__(self, ca: Path | None = None, cert: Path | None = None, key: Path | None = None) -> None:
-        if (cert is None) != (key is None):
+    def __init__(
+        self, ca_path: Path | None = None, certificate_path: Path | None = None, key_path: Path | None = None
+    ) -> None:
+        if (certificate_path is None) != (key_path is None):
             raise InvalidTlsFiles(
                 "a client certificate needs its key; give both --client-cert FILE and --client-key FILE"
             )
-        self._ca, self._cert, self._key = ca, cert, key
+        self._ca_path, self._certificate_path, self._key_path = ca_path, certificate_path, key_path
         self._lock = threading.Lock()
         self._context: ssl.SSLContext | None = None
         self._stamps: _FileStamps = ()
@@ -68,13 +70,16 @@ class TlsConfig:
     @property
     def paths(self) -> tuple[str, str, str]:
         """The absolute paths of authorities, certificate and key, for another process; empty if not configured."""
-        ca, cert, key = (str(path.absolute()) if path is not None else "" for path in (self._ca, self._cert, self._key))
+        ca, cert, key = (
+            str(path.absolute()) if path is not None else ""
+            for path in (self._ca_path, self._certificate_path, self._key_path)
+        )
         return ca, cert, key
 
     @property
     def has_certificate(self) -> bool:
         """Whether this runner has a client certificate."""
-        return self._cert is not None
+        return self._certificate_path is not None
 
     def context(self) -> ssl.SSLContext:
         """Return the TLS context with the newest files that could be loaded.
@@ -96,18 +101,20 @@ class TlsConfig:
 
     def _stat_files(self) -> _FileStamps:
         """Return the stamps of all configured files, which differ when a file has changed."""
-        return tuple(_stat(path) for path in (self._ca, self._cert, self._key) if path is not None)
+        return tuple(
+            _stat(path) for path in (self._ca_path, self._certificate_path, self._key_path) if path is not None
+        )
 
     def _load_context(self) -> ssl.SSLContext:
         """Return a new TLS context with the current content of the files."""
         tls_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # Verifies the server's certificate and its name.
         tls_context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if self._ca is not None:
-            load_authorities(tls_context, self._ca)
+        if self._ca_path is not None:
+            load_authorities(tls_context, self._ca_path)
         else:
             tls_context.load_default_certs()
-        if self._cert is not None and self._key is not None:
-            load_certificate(tls_context, self._cert, self._key)
+        if self._certificate_path is not None and self._key_path is not None:
+            load_certificate(tls_context, self._certificate_path, self._key_path)
         return tls_context
 
 

@@ -61,13 +61,13 @@ class Transfers:
         """Return the result of a method of the client, given as `RunnerClient.needs`, called with the lease id."""
         return await self._retry(lambda: call(self._client, self._lease_id), patience_seconds)
 
-    async def upload(self, path: str, open_file: OpenFile, size: int, patience_seconds: float) -> Uploaded:
+    async def upload(self, url_path: str, open_file: OpenFile, size: int, patience_seconds: float) -> Uploaded:
         """Upload the first `size` bytes of a file. Check that the server stored the bytes that were read."""
-        return await self._retry(lambda: self._upload(path, open_file, size), patience_seconds)
+        return await self._retry(lambda: self._upload(url_path, open_file, size), patience_seconds)
 
-    async def download(self, path: str, file: BinaryIO, max_bytes: int, patience_seconds: float) -> int:
+    async def download(self, url_path: str, file: BinaryIO, max_bytes: int, patience_seconds: float) -> int:
         """Download into a file, which is overwritten, and verify the SHA-256. Return the size."""
-        return await self._retry(lambda: self._download(path, file, max_bytes), patience_seconds)
+        return await self._retry(lambda: self._download(url_path, file, max_bytes), patience_seconds)
 
     async def _retry(self, call: Callable[[], T], patience_seconds: float) -> T:
         """Call a function in a thread, again while the server is unreachable, for at most `patience_seconds`.
@@ -90,7 +90,7 @@ class Transfers:
                     raise JobStopped from None
                 raise
 
-    def _upload(self, path: str, open_file: OpenFile, size: int) -> Uploaded:
+    def _upload(self, url_path: str, open_file: OpenFile, size: int) -> Uploaded:
         """Upload a file once. Raise `Unreachable` if the server stored other bytes than were read."""
         file_hash = sha256()
 
@@ -110,12 +110,12 @@ class Transfers:
                 yield chunk
 
         with open_file() as file:
-            uploaded = self._client.upload(self._lease_id, path, read_parts(file), size)
+            uploaded = self._client.upload(self._lease_id, url_path, read_parts(file), size)
         if uploaded.stored and uploaded.sha256 != file_hash.hexdigest():
             raise Unreachable("the server stored other bytes than were sent")
         return uploaded
 
-    def _download(self, path: str, file: BinaryIO, max_bytes: int) -> int:
+    def _download(self, url_path: str, file: BinaryIO, max_bytes: int) -> int:
         """Download into the file once and return its size. Raise `Unreachable` if the hash differs."""
         file_hash = sha256()
         file.seek(0)
@@ -129,7 +129,7 @@ class Transfers:
             file_hash.update(chunk)
             file.write(chunk)
 
-        expected_sha256 = self._client.download(self._lease_id, path, write)
+        expected_sha256 = self._client.download(self._lease_id, url_path, write)
         if expected_sha256 != file_hash.hexdigest():
             raise Unreachable("other bytes arrived than the server has")
         return file.tell()

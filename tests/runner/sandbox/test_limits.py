@@ -80,7 +80,7 @@ def test_version_2_sets_every_limit_it_has(tmp_path: Path) -> None:
     )
     job = files(home / "deltaci-1-x", memory__max="", memory__swap__max="", pids__max="", cpu__max="", cgroup__kill="")
 
-    groups = cgroups.create("deltaci-1-x", EVERYTHING, overhead=2, hierarchies=Hierarchies(home, {}))
+    groups = cgroups.create("deltaci-1-x", EVERYTHING, executor_process_count=2, hierarchies=Hierarchies(home, {}))
 
     assert (groups.paths, groups.tracker) == ((job,), str(job))
     assert sorted(groups.in_force) == ["cpu", "memory", "pids"]

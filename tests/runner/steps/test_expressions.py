@@ -20,7 +20,7 @@ def job_expressions(tmp_path: Path, contexts: dict[str, Any] | None = None, **mo
     spec = JobSpec(contexts={"github": {"repository": "acme/shop", "sha": "abc"}} if contexts is None else contexts)
     layout = layout_for(spec, tmp_path)
     layout.create()
-    return JobExpressions(spec, layout, runner="r1", **more)
+    return JobExpressions(spec, layout, runner_name="r1", **more)
 
 
 def test_texts_are_filled_in_from_all_there_is(tmp_path: Path) -> None:

@@ -91,7 +91,9 @@ def runner_command(
         bus = bus_address(nats, nats_credentials)
         tls = _tls(server, TlsConfig(ca, client_cert, client_key))
         shown = read_token(token_file) if token_file is not None else token
-        credentials = CredentialProvider(server, work, labels=offered, slots=slots, tls=tls, token=shown, oidc=oidc)
+        credentials = CredentialProvider(
+            server, work, labels=offered, slots=slots, tls=tls, token=shown, fetch_oidc_token=oidc
+        )
         agent = Agent(
             credentials,
             credentials.obtain(),

@@ -15,14 +15,14 @@ MAX_KEYS: Final = 10
 MAX_KEY: Final = 512
 
 
-async def cache(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
+async def cache(job: JobContext, value_by_input: dict[str, str]) -> dict[str, str]:
     """Restore the folders now, from the entry with this key or with one of the prefixes. Return the step's outputs.
 
     If there is no entry with exactly this key, the folders are saved under it when the job succeeds.
     """
-    check_inputs(inputs, INPUTS)
-    cache_key, prefixes = inputs.get("key", "").strip(), non_empty_lines(inputs.get("restore-keys", ""))
-    cached_paths = [path for path in non_empty_lines(inputs.get("path", "")) if not path.startswith("!")]
+    check_inputs(value_by_input, INPUTS)
+    cache_key, prefixes = value_by_input.get("key", "").strip(), non_empty_lines(value_by_input.get("restore-keys", ""))
+    cached_paths = [path for path in non_empty_lines(value_by_input.get("path", "")) if not path.startswith("!")]
     if not cache_key or not cached_paths:
         raise Refused("bad_spec", "cache needs the inputs 'path' and 'key'")
     if len(prefixes) > MAX_KEYS or any(
@@ -33,13 +33,13 @@ async def cache(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
     for path in cached_paths:
         if path not in folders:
             job.log.write_line(f"cache: {path!r} is a pattern, which cannot be cached; name the folder")
-    is_lookup = boolean_input(inputs, "lookup-only", False)
+    is_lookup = boolean_input(value_by_input, "lookup-only", False)
     matched_key = ""
     if folders:
         matched_key = await job.caches.restore_one(
             cache_key, prefixes, [] if is_lookup else folders, is_saved_on_miss=not is_lookup
         )
-    if not matched_key and boolean_input(inputs, "fail-on-cache-miss", False):
+    if not matched_key and boolean_input(value_by_input, "fail-on-cache-miss", False):
         raise StepFailed(f"cache {cache_key!r}: nothing was found, and 'fail-on-cache-miss' is set", "")
     return {
         "cache-hit": "true" if matched_key == cache_key else "false" if matched_key else "",

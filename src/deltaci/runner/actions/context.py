@@ -53,34 +53,34 @@ Action = Callable[[JobContext, dict[str, str]], Awaitable[dict[str, str]]]
 """Performs a step's `uses` with its inputs and returns the step's outputs."""
 
 
-def check_inputs(inputs: dict[str, str], valid_names: tuple[str, ...]) -> None:
+def check_inputs(value_by_input: dict[str, str], valid_names: tuple[str, ...]) -> None:
     """Raise `Refused` if an input is not one that the action has."""
-    for input_name in inputs:
+    for input_name in value_by_input:
         if input_name not in valid_names:
             raise Refused(
                 "bad_spec", f"the input {input_name[:80]!r} is not known; expected one of {', '.join(valid_names)}"
             )
 
 
-def boolean_input(inputs: dict[str, str], name: str, default: bool) -> bool:
+def boolean_input(value_by_input: dict[str, str], input_name: str, default: bool) -> bool:
     """Return an input as a boolean. Raise `Refused` for other values."""
-    input_text = inputs.get(name)
+    input_text = value_by_input.get(input_name)
     if input_text is None:
         return default
     if input_text.strip().lower() in _TRUE:
         return True
     if input_text.strip().lower() in _FALSE:
         return False
-    raise Refused("bad_spec", f"the input {name!r} is {input_text[:80]!r}; expected true or false")
+    raise Refused("bad_spec", f"the input {input_name!r} is {input_text[:80]!r}; expected true or false")
 
 
-def integer_input(inputs: dict[str, str], name: str, default: int) -> int:
+def integer_input(value_by_input: dict[str, str], input_name: str, default: int) -> int:
     """Return an input as a non-negative integer. Raise `Refused` for other values."""
-    input_text = inputs.get(name, "").strip()
+    input_text = value_by_input.get(input_name, "").strip()
     if not input_text:
         return default
     if not (input_text.isascii() and input_text.isdecimal()) or len(input_text) > 9:
-        raise Refused("bad_spec", f"the input {name!r} is {input_text[:80]!r}; expected a whole number")
+        raise Refused("bad_spec", f"the input {input_name!r} is {input_text[:80]!r}; expected a whole number")
     return int(input_text)
 
 

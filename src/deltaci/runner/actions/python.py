@@ -27,16 +27,16 @@ CREATE_SECONDS: Final = 300.0
 VARIABLES: Final = ("pythonLocation", "Python_ROOT_DIR", "Python3_ROOT_DIR")
 
 
-async def setup(job: JobContext, inputs: dict[str, str]) -> dict[str, str]:
+async def setup(job: JobContext, value_by_input: dict[str, str]) -> dict[str, str]:
     """Create a virtual environment for each requested version and put them on the PATH, the last version first.
 
     Return the step's outputs.
     """
-    check_inputs(inputs, INPUTS)
+    check_inputs(value_by_input, INPUTS)
     installed_tools = await find_tools(job, NAMES, expand_home(_patterns(), Path.home()), PRINT_VERSION)
-    version_specs = _version_specs(job, inputs)
+    version_specs = _version_specs(job, value_by_input)
     tools = [choose_tool("Python", version_spec, installed_tools) for version_spec in version_specs]
-    if inputs.get("cache", "").strip():
+    if value_by_input.get("cache", "").strip():
         job.log.write_line("setup-python: 'cache' is ignored; use a step 'cache', or 'caches' of the job")
     environment_folder = ""
     for tool in tools:
@@ -68,28 +68,28 @@ def _patterns() -> list[str]:
     ]
 
 
-def _version_specs(job: JobContext, inputs: dict[str, str]) -> list[str]:
+def _version_specs(job: JobContext, value_by_input: dict[str, str]) -> list[str]:
     """Return the versions that the inputs, or a version file, request; `*` if there are none."""
-    version_specs = non_empty_lines(inputs.get("python-version", ""))
-    file = inputs.get("python-version-file", "").strip()
-    if not version_specs and not file and (job.layout.workspace / ".python-version").is_file():
-        file = ".python-version"
-    if not version_specs and file:
-        version_specs = parse_version_file(file, read_version_file(job, file))
+    version_specs = non_empty_lines(value_by_input.get("python-version", ""))
+    file_path = value_by_input.get("python-version-file", "").strip()
+    if not version_specs and not file_path and (job.layout.workspace / ".python-version").is_file():
+        file_path = ".python-version"
+    if not version_specs and file_path:
+        version_specs = parse_version_file(file_path, read_version_file(job, file_path))
     return [_normalize_version_spec(version_spec) for version_spec in version_specs] or ["*"]
 
 
-def parse_version_file(name: str, text: str) -> list[str]:
+def parse_version_file(file_name: str, text: str) -> list[str]:
     """Return the versions that a file such as `.python-version` or `pyproject.toml` requests."""
-    if name.endswith(".toml"):
+    if file_name.endswith(".toml"):
         try:
             document: dict[str, Any] = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise Refused("bad_spec", f"the file {name[:80]!r} is not TOML: {error}") from None
+            raise Refused("bad_spec", f"the file {file_name[:80]!r} is not TOML: {error}") from None
         project = document.get("project")
         requires_python = project.get("requires-python") if isinstance(project, dict) else None
         return [requires_python] if isinstance(requires_python, str) else []
-    if name.endswith(".tool-versions"):
+    if file_name.endswith(".tool-versions"):
         return [
             line.split()[1] for line in non_empty_lines(text) if line.split()[0] == "python" and len(line.split()) > 1
         ]
@@ -113,13 +113,16 @@ async def _create_environment(job: JobContext, tool: Tool) -> str:
     """
     layout = job.layout
     folder = create_folder(layout.root, layout.relative(layout.tools)) / f"python-{tool.version_text}"
-    path, python = shlex.quote(str(folder)), shlex.quote(tool.path)
+    quoted_path, quoted_python = shlex.quote(str(folder)), shlex.quote(tool.path)
     script = (
-        f"[ -x {path}/bin/pip ] || {python} -m venv {path} || {{ rm -rf {path}; virtualenv -q -p {python} {path}; }}"
+        f"[ -x {quoted_path}/bin/pip ] || {quoted_python} -m venv {quoted_path} || "
+        f"{{ rm -rf {quoted_path}; virtualenv -q -p {quoted_python} {quoted_path}; }}"
     )
-    script_exit, output = await run_in_cell(job, script, min(CREATE_SECONDS, job.timeout_seconds or CREATE_SECONDS))
+    script_exit, script_output = await run_in_cell(
+        job, script, min(CREATE_SECONDS, job.timeout_seconds or CREATE_SECONDS)
+    )
     if script_exit.exit_code != 0:
-        reason = " ".join(output.split())[-300:]
+        reason = " ".join(script_output.split())[-300:]
         message = f"Python {tool.version_text}: cannot create an environment with {tool.path}: {reason}"
         raise StepFailed(message, "BAD_SPEC")
     return str(folder)

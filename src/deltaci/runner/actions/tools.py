@@ -38,19 +38,21 @@ class Tool(msgspec.Struct, frozen=True, order=True):
         return ".".join(map(str, self.version))
 
 
-def expand_home(patterns: Sequence[str], home: Path) -> list[str]:
+def expand_home(path_patterns: Sequence[str], home_folder: Path) -> list[str]:
     """Return shell patterns in which a leading `~` is replaced by the home of the runner's user, not of the job."""
-    return [shlex.quote(f"{home}") + pattern[1:] if pattern.startswith("~") else pattern for pattern in patterns]
+    return [
+        shlex.quote(f"{home_folder}") + pattern[1:] if pattern.startswith("~") else pattern for pattern in path_patterns
+    ]
 
 
 async def find_tools(
-    job: JobContext, names: Sequence[str], patterns: Sequence[str], version_arguments: str
+    job: JobContext, program_names: Sequence[str], path_patterns: Sequence[str], version_arguments: str
 ) -> list[Tool]:
     """Return the programs with these names on the PATH of the cell, or at these glob patterns, with their versions.
 
     The newest version is first. If a version is installed twice, only the program that was found first is returned.
     """
-    joined_candidates = " ".join(f'"$d"/{name}' for name in names)
+    joined_candidates = " ".join(f'"$d"/{name}' for name in program_names)
     script = f"""
 try() {{
   case "$1" in */shims/*) return ;; esac
@@ -58,29 +60,29 @@ try() {{
     && printf '{MARKER}\\t%s\\t%s\\n' "$1" "$v"
 }}
 IFS=:; for d in $PATH; do unset IFS; for p in {joined_candidates}; do try "$p"; done; done
-for p in {" ".join(patterns)}; do try "$p"; done
+for p in {" ".join(path_patterns)}; do try "$p"; done
 true
 """
-    script_exit, output = await run_in_cell(job, script, FIND_SECONDS)
+    script_exit, script_output = await run_in_cell(job, script, FIND_SECONDS)
     tools: dict[Version, Tool] = {}
-    for line in output.splitlines():
-        marker, _, path_and_version = line.partition("\t")
-        path, _, version_text = path_and_version.partition("\t")
+    for output_line in script_output.splitlines():
+        marker, _, path_and_version = output_line.partition("\t")
+        program_path, _, version_text = path_and_version.partition("\t")
         version = parse_version(version_text)
-        if marker == MARKER and version is not None and path.startswith("/"):
-            tools.setdefault(version, Tool(version, path))
+        if marker == MARKER and version is not None and program_path.startswith("/"):
+            tools.setdefault(version, Tool(version, program_path))
     if script_exit.exit_code != 0 and not tools:
-        raise StepFailed(f"the search for installed versions failed: {output.strip()[-300:]}", "RUNNER_STARTUP")
+        raise StepFailed(f"the search for installed versions failed: {script_output.strip()[-300:]}", "RUNNER_STARTUP")
     return sorted(tools.values(), reverse=True)
 
 
 async def run_in_cell(job: JobContext, script: str, timeout_seconds: float) -> tuple[Exit, str]:
     """Run a script of the runner in the job's cell. Return its exit and the beginning of its output."""
-    output = bytearray()
+    output_bytes = bytearray()
 
     def on_output(chunk: bytes) -> None:
-        if len(output) < MAX_OUTPUT_BYTES:
-            output.extend(chunk)
+        if len(output_bytes) < MAX_OUTPUT_BYTES:
+            output_bytes.extend(chunk)
 
     script_exit = await job.cell.run(
         script,
@@ -90,16 +92,18 @@ async def run_in_cell(job: JobContext, script: str, timeout_seconds: float) -> t
         on_output=on_output,
         shell=("sh", "-c"),
     )
-    return script_exit, output.decode("utf-8", "replace")
+    return script_exit, output_bytes.decode("utf-8", "replace")
 
 
-def choose_tool(program: str, version_spec: str, installed: Sequence[Tool]) -> Tool:
+def choose_tool(program_name: str, version_spec: str, installed_tools: Sequence[Tool]) -> Tool:
     """Return the newest installed version that matches. Raise `StepFailed` if none does."""
-    for tool in installed:
+    for tool in installed_tools:
         if version_matches(version_spec, tool.version):
             return tool
-    listed_versions = ", ".join(tool.version_text for tool in installed) or "none"
-    message = f"{program} {version_spec!r} is not installed; found: {listed_versions}. Install it, or use one of them"
+    listed_versions = ", ".join(tool.version_text for tool in installed_tools) or "none"
+    message = (
+        f"{program_name} {version_spec!r} is not installed; found: {listed_versions}. Install it, or use one of them"
+    )
     raise StepFailed(message, CODE)
 
 
@@ -107,8 +111,10 @@ def read_version_file(job: JobContext, path: str) -> str:
     """Return the text of a small file of the workspace, read without following links. Raise `Refused` if impossible."""
     relative_path = job.layout.resolve(path)
     try:
-        with open_folder(job.layout.root) as root_fd, open_parent(root_fd, relative_path) as (parent_fd, name):
-            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent_fd)
+        with open_folder(job.layout.root) as root_fd, open_parent(root_fd, relative_path) as (parent_fd, file_name):
+            descriptor = os.open(
+                file_name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent_fd
+            )
             with os.fdopen(descriptor, "rb") as file:
                 return file.read(MAX_VERSION_FILE_BYTES).decode("utf-8", "replace")
     except OSError as error:

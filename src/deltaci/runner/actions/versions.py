@@ -17,8 +17,8 @@ MAX_SPEC_CHARACTERS: Final = 200
 
 def parse_version(text: str) -> Version | None:
     """Return a version such as `v18.2.1` as numbers, or None if the text is not a version."""
-    match = re.fullmatch(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?.*", text.strip())
-    return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
+    version_match = re.fullmatch(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?.*", text.strip())
+    return (int(version_match[1]), int(version_match[2]), int(version_match[3] or 0)) if version_match else None
 
 
 def version_matches(version_spec: str, version: Version) -> bool:

@@ -50,12 +50,12 @@ class HeartbeatThread:
         self.client = client
         self._requests: SimpleQueue[tuple[Sequence[Heartbeat], float] | None] = SimpleQueue()
         self._replies: SimpleQueue[Answers] = SimpleQueue()
-        self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         # A daemon thread: the keeper may exit while a call hangs.
-        threading.Thread(target=self._work, args=(self._write,), name="heartbeats", daemon=True).start()
+        threading.Thread(target=self._work, args=(self._write_fd,), name="heartbeats", daemon=True).start()
 
     def fileno(self) -> int:
-        return self._read
+        return self._read_fd
 
     def send(self, heartbeats: Sequence[Heartbeat], timeout: float) -> None:
         """Start sending these heartbeats and return."""
@@ -64,7 +64,7 @@ class HeartbeatThread:
     def take_answers(self) -> Answers | None:
         """Return the answers to the last batch, see `HeartbeatSender.take_answers`."""
         with suppress(BlockingIOError):
-            os.read(self._read, 100)
+            os.read(self._read_fd, 100)
             return self._replies.get_nowait()
         return None
 
@@ -72,9 +72,9 @@ class HeartbeatThread:
         """Abort the call in progress and discard its answers."""
         self._requests.put(None)
         self.client.abort()
-        os.close(self._read)
+        os.close(self._read_fd)
 
-    def _work(self, write: int) -> None:
+    def _work(self, write_fd: int) -> None:
         while (request := self._requests.get()) is not None:
             try:
                 answers = self.client.send_batch(*request)
@@ -82,6 +82,6 @@ class HeartbeatThread:
                 answers = []
             self._replies.put(answers if len(answers) == len(request[0]) else [])
             with suppress(OSError):
-                os.write(write, b".")
-        os.close(write)
+                os.write(write_fd, b".")
+        os.close(write_fd)
         self.client.close()

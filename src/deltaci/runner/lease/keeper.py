@@ -129,10 +129,10 @@ class RenewalPipe(Protocol):
 class RenewalFifo:
     """The writing end of a FIFO whose reader is the supervisor, or the runner before it has started one."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, fifo_path: str) -> None:
         self._descriptor = -1
         with suppress(OSError):  # Without a reader, there is no job.
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._descriptor = os.open(fifo_path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def write(self, deadline: float) -> None:
         """Write the deadline. If the FIFO is full or has no reader, nothing is written."""
@@ -147,13 +147,13 @@ class RenewalFifo:
 
 
 class _LeaseState:
-    def __init__(self, hold: Hold, now: float, renewals: RenewalPipe) -> None:
+    def __init__(self, hold: Hold, now: float, renewal_pipe: RenewalPipe) -> None:
         self.command = hold
         self.margin_seconds = stop_margin_seconds(hold.ttl_seconds)
         self.confirmed_until = hold.confirmed_at + hold.ttl_seconds - self.margin_seconds
         self.heartbeat_at = now + hold.interval_seconds
         self.is_canceling = False
-        self.renewals = renewals
+        self.renewals = renewal_pipe
 
     def renew(self, confirmed_at: float, ttl_seconds: float) -> None:
         """Extend the lease, and tell the job's supervisor."""
@@ -235,9 +235,9 @@ class LeaseKeeper:
         now = self._clock()
         unsent_logs = []
         for lease_id, lease_state in self._lease_states.items():
-            until = min(now + LOG_RECOVERY_SECONDS, lease_state.confirmed_until + lease_state.margin_seconds)
+            send_until = min(now + LOG_RECOVERY_SECONDS, lease_state.confirmed_until + lease_state.margin_seconds)
             # Opened first: a restarted runner removes the files of this one.
-            unsent_logs.append(UnsentLog(lease_id, open_log(lease_state.command.log_path), until))
+            unsent_logs.append(UnsentLog(lease_id, open_log(lease_state.command.log_path), send_until))
         for lease_state in self._lease_states.values():
             lease_state.renewals.close()
         for lease_state in self._lease_states.values():
@@ -254,14 +254,16 @@ class LeaseKeeper:
             if now >= lease_state.confirmed_until:
                 self._drop(lease_state, "NOT_PROVED")
 
-    def _drop(self, lease_state: _LeaseState, reason: str) -> None:
+    def _drop(self, lease_state: _LeaseState, stop_reason: str) -> None:
+        """Give up a lost lease: report it to the runner, and kill its job."""
         self._lease_states.pop(lease_state.command.lease_id, None)
         # Report first, then kill: otherwise the runner could report the killed job as a result.
-        self._emit(Lost(lease_id=lease_state.command.lease_id, reason=reason))
+        self._emit(Lost(lease_id=lease_state.command.lease_id, reason=stop_reason))
         lease_state.renewals.close()
         self._kill_job(lease_state.command.handle, KILL_SECONDS)
 
     def _send_heartbeats(self, due_states: list[_LeaseState]) -> None:
+        """Send the heartbeats that are due, with a timeout that ends before the first of their leases."""
         self._awaiting_answer, self._sent_at = due_states, self._clock()
         # Long intervals allow long timeouts: a slow server must not get more requests because it is slow.
         timeout_seconds = max(
@@ -311,6 +313,10 @@ class LeaseKeeper:
                 self._on_answer(lease_state, answer)
 
     def _on_answer(self, lease_state: _LeaseState, answer: ServerMessage | Problem) -> None:
+        """Renew a lease after a heartbeat, or drop it if the server refused.
+
+        Pass a new cancel request on to the runner.
+        """
         if not isinstance(answer, HeartbeatAck) or not answer.extend_lease:
             reason = getattr(answer, "reason", None) or getattr(answer, "code", "STALE")
             self._drop(lease_state, str(reason))
@@ -331,7 +337,7 @@ class LeaseKeeper:
 
 def serve(keeper: LeaseKeeper, commands_fd: int) -> None:
     """Execute commands and keep leases until the runner closes its end."""
-    pending = b""
+    unfinished_bytes = b""
     timer = BoottimeTimer()  # The timeout of a selector would not count suspension.
     while True:
         timer.set(boottime() + keeper.wait_seconds())
@@ -339,14 +345,14 @@ def serve(keeper: LeaseKeeper, commands_fd: int) -> None:
             selector.register(commands_fd, selectors.EVENT_READ)
             selector.register(keeper, selectors.EVENT_READ)
             selector.register(timer, selectors.EVENT_READ)
-            ready_fds = {key.fd for key, _ in selector.select()}
+            ready_fds = {selector_key.fd for selector_key, _ in selector.select()}
         if commands_fd in ready_fds:
             chunk = os.read(commands_fd, 1 << 16)
             if not chunk:
                 keeper.stop_all()
                 return
-            *lines, pending = (pending + chunk).split(b"\n")
-            for line in lines:
+            *command_lines, unfinished_bytes = (unfinished_bytes + chunk).split(b"\n")
+            for line in command_lines:
                 keeper.execute(decode_command(line))
         keeper.advance()
 

@@ -32,10 +32,10 @@ class UnsentLog(NamedTuple):
     deadline: float
 
 
-def open_log(path: str) -> int:
+def open_log(log_path: str) -> int:
     """Return a descriptor of the log, or `NO_FILE`."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW) if path else NO_FILE
+        return os.open(log_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW) if log_path else NO_FILE
     except OSError:
         return NO_FILE
 
@@ -75,6 +75,7 @@ def send_logs(
 def _send_log(
     client: RunnerClient, unsent_log: UnsentLog, clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> None:
+    """Send the rest of a log, until it is sent completely or its deadline has passed."""
     offset: int | None = None  # Not known: the server may still be receiving what the runner sent last.
     while (seconds_left := unsent_log.deadline - clock()) > 0:
         timeout = max(MIN_TIMEOUT_SECONDS, seconds_left)

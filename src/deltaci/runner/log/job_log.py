@@ -43,9 +43,9 @@ class JobLog:
             self._mask = Mask(self._secrets)
             self._text_mask = self._mask.copy_for_new_stream()
 
-    def begin_section(self, index: int, name: str) -> None:
+    def begin_section(self, index: int, step_name: str) -> None:
         """Write the marker with which a section begins."""
-        self._stream.write(self._writer.begin(index, self.masked(name)))
+        self._stream.write(self._writer.begin(index, self.masked(step_name)))
 
     def write_output(self, chunk: bytes) -> None:
         """Write output of the job, masked."""
@@ -60,10 +60,10 @@ class JobLog:
         self._stream.write(self._writer.output(f"{self.masked_line(text)}\n".encode()))
 
     @contextmanager
-    def section(self, index: int, name: str) -> Iterator[None]:
+    def section(self, index: int, step_name: str) -> Iterator[None]:
         """Write a begin marker before and an end marker after all that the block writes to the log."""
         started_at = time.monotonic()
-        self.begin_section(index, name)
+        self.begin_section(index, step_name)
         try:
             yield
         finally:

@@ -71,7 +71,9 @@ class Mask:
         self._index = _WordIndex(indexed_forms, 8, "Q") if use_long_words else _WordIndex(indexed_forms, 4, "I")
         self._unindexed = [form for form in forms if not indexed_forms or len(form) < self._index.min_bytes]
         # Every proper prefix of a form that is too short for the index, and every byte that may end a prefix.
-        self._prefixes = frozenset(form[:size] for form in forms for size in range(1, min(15, len(form))))
+        self._prefixes = frozenset(
+            form[:prefix_length] for form in forms for prefix_length in range(1, min(15, len(form)))
+        )
         self._prefix_bytes = frozenset(byte for form in forms for byte in form[:-1])
         self._mark = _mark(forms)
         self._pending = b""
@@ -172,14 +174,14 @@ def _prefix_start(block: bytes, form: bytes) -> int:
 
     Return the end of the block if there is none.
     """
-    head = form[:15]
-    start = block.find(head, max(0, len(block) - len(form) + 1))
+    form_start = form[:15]
+    start = block.find(form_start, max(0, len(block) - len(form) + 1))
     for _ in range(MAX_COMPARISONS):
         if start < 0:
             return len(block)
         if form.startswith(block[start:]):
             return start
-        start = block.find(head, start + 1)
+        start = block.find(form_start, start + 1)
     # A start that is too early is safe: more bytes are held back than necessary.
     return start if start >= 0 else len(block)
 

@@ -54,9 +54,9 @@ class Executors:
             )
         if requested_name == "container" and not image:
             raise Refused("no_executor", "the job requests the executor 'container' but no image; name one")
-        names = [requested_name] if requested_name else ["container"] if image else self._defaults
-        reasons = {executor_name: executors[executor_name].unavailable_reason() for executor_name in names}
-        for executor_name in names:
+        executor_names = [requested_name] if requested_name else ["container"] if image else self._defaults
+        reasons = {executor_name: executors[executor_name].unavailable_reason() for executor_name in executor_names}
+        for executor_name in executor_names:
             if not reasons[executor_name]:
                 return executors[executor_name]
         listed_reasons = "; ".join(f"{executor_name}: {reason}" for executor_name, reason in reasons.items())
@@ -70,8 +70,8 @@ class Executors:
         )
         raise Refused(
             "no_executor",
-            f"the job needs {' or '.join(names)}, which this runner cannot provide ({listed_reasons}); it can provide: "
-            f"{usable_names}. Set it up here, or send the job to another runner",
+            f"the job needs {' or '.join(executor_names)}, which this runner cannot provide ({listed_reasons}); "
+            f"it can provide: {usable_names}. Set it up here, or send the job to another runner",
         )
 
     async def close(self) -> None:

@@ -136,12 +136,12 @@ def bubblewrap_command(
             arguments += ["--symlink", os.readlink(folder), folder]
         elif os.path.isdir(folder):
             arguments += ["--ro-bind", folder, folder]
-    for path in HIDDEN_FILES:
-        if os.path.exists(path):
-            arguments += ["--ro-bind", os.devnull, path]
-    for path in HIDDEN_FOLDERS:
-        if os.path.isdir(path) and not os.path.islink(path):
-            arguments += ["--tmpfs", path, "--remount-ro", path]
+    for hidden_path in HIDDEN_FILES:
+        if os.path.exists(hidden_path):
+            arguments += ["--ro-bind", os.devnull, hidden_path]
+    for hidden_path in HIDDEN_FOLDERS:
+        if os.path.isdir(hidden_path) and not os.path.islink(hidden_path):
+            arguments += ["--tmpfs", hidden_path, "--remount-ro", hidden_path]
     arguments += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/run", "--dir", "/var/tmp"]
     resolv_conf = os.path.realpath("/etc/resolv.conf")
     if has_network and not resolv_conf.startswith("/etc/") and os.path.exists(resolv_conf):

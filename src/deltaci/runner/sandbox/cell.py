@@ -57,10 +57,10 @@ class Cell(Protocol):
     async def open(self) -> None:
         """Prepare the cell, which the first step would otherwise do. Raises `CellFailed`."""
 
-    async def bind_lease(self, deadline: float, renewals: Path) -> None:
+    async def bind_lease(self, deadline: float, renewals_path: Path) -> None:
         """End all processes and start no more at this time of the boot clock, or when the lease keeper ends.
 
-        `renewals` is a FIFO: the keeper writes later deadlines into it, and its end closes it.
+        `renewals_path` is a FIFO: the keeper writes later deadlines into it, and its end closes it.
         """
 
     async def run(

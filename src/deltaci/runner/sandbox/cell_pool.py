@@ -116,6 +116,7 @@ class CellPool:
         return JobDir(self._folder, self._executors.choose(cell_spec.executor, cell_spec.image), cell_spec)
 
     async def _prepare_spare(self, cell_spec: CellSpec) -> None:
+        """Create folders and a started cell for the next job. A failure is ignored: that job then creates its own."""
         job_dir: JobDir | None = None
         try:
             job_dir = self._create(cell_spec)

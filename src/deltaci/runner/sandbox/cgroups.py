@@ -41,38 +41,40 @@ class Groups(NamedTuple):
 
     def remove(self) -> bool:
         """Remove the groups; return False if one is still busy. Killed processes leave a group after a moment."""
-        results = [_remove_group(path) for path in self.paths]
-        return all(results)
+        are_removed = [_remove_group(path) for path in self.paths]
+        return all(are_removed)
 
 
-def find_hierarchies(proc: Path = Path("/proc/self")) -> Hierarchies:
+def find_hierarchies(proc_folder: Path = Path("/proc/self")) -> Hierarchies:
     """Return the runner's own groups."""
     runner_paths: dict[str, str] = {}
-    for line in _read_text(proc / "cgroup").splitlines():
-        hierarchy_id, controllers, path = line.split(":", 2)
-        runner_paths.update(dict.fromkeys(controllers.split(",") if hierarchy_id != "0" else [""], path))
+    for cgroup_line in _read_text(proc_folder / "cgroup").splitlines():
+        hierarchy_id, controllers, group_path = cgroup_line.split(":", 2)
+        runner_paths.update(dict.fromkeys(controllers.split(",") if hierarchy_id != "0" else [""], group_path))
     unified_path, paths_by_controller = None, {}
-    for line in _read_text(proc / "mountinfo").splitlines():
-        mount_fields, _, rest = line.partition(" - ")
-        root, mount_point = mount_fields.split()[3:5]
-        filesystem_type, _, options = rest.split()[:3]
+    for cgroup_line in _read_text(proc_folder / "mountinfo").splitlines():
+        mount_fields, _, mount_type_fields = cgroup_line.partition(" - ")
+        mounted_root, mount_point = mount_fields.split()[3:5]
+        filesystem_type, _, mount_options = mount_type_fields.split()[:3]
         if filesystem_type == "cgroup2" and "" in runner_paths:
-            unified_path = _visible_path(mount_point, root, runner_paths[""])
+            unified_path = _visible_path(mount_point, mounted_root, runner_paths[""])
         elif filesystem_type == "cgroup":
             paths_by_controller.update(
                 {
-                    controller: _visible_path(mount_point, root, runner_paths[controller])
-                    for controller in options.split(",")
+                    controller: _visible_path(mount_point, mounted_root, runner_paths[controller])
+                    for controller in mount_options.split(",")
                     if controller in runner_paths
                 }
             )
     return Hierarchies(unified_path, paths_by_controller)
 
 
-def create(name: str, limits: Limits, *, overhead: int = 0, hierarchies: Hierarchies | None = None) -> Groups:
+def create(
+    group_name: str, limits: Limits, *, executor_process_count: int = 0, hierarchies: Hierarchies | None = None
+) -> Groups:
     """Create as many groups and limits for one job as possible.
 
-    `overhead` is the number of processes that belong to the executor, not to the job.
+    `executor_process_count` is the number of processes that belong to the executor, not to the job.
     """
     hierarchies = find_hierarchies() if hierarchies is None else hierarchies
     setter_by_controller = {
@@ -82,7 +84,7 @@ def create(name: str, limits: Limits, *, overhead: int = 0, hierarchies: Hierarc
             (
                 "pids",
                 limits.processes,
-                lambda group_path: _write_value(group_path / "pids.max", limits.processes + overhead),
+                lambda group_path: _write_value(group_path / "pids.max", limits.processes + executor_process_count),
             ),
             ("cpu", limits.cpus, lambda group_path: _set_cpu(group_path, limits.cpus)),
         )
@@ -90,7 +92,9 @@ def create(name: str, limits: Limits, *, overhead: int = 0, hierarchies: Hierarc
     }
     group_paths: list[Path] = []
     controllers_in_force: list[str] = []
-    unified_group = _create_v2(hierarchies.v2, name, set(setter_by_controller)) if hierarchies.v2 is not None else None
+    unified_group = (
+        _create_v2(hierarchies.v2, group_name, set(setter_by_controller)) if hierarchies.v2 is not None else None
+    )
     if unified_group is not None:
         group_paths.append(unified_group)
         controllers_in_force += [
@@ -105,7 +109,7 @@ def create(name: str, limits: Limits, *, overhead: int = 0, hierarchies: Hierarc
     if unified_group is None or not _can_kill(unified_group):
         remaining_controllers.append("freezer")
     for controller in remaining_controllers:
-        group_path = _create(hierarchies.v1[controller], name) if controller in hierarchies.v1 else None
+        group_path = _create(hierarchies.v1[controller], group_name) if controller in hierarchies.v1 else None
         if group_path is not None:
             group_paths.append(group_path)
             if controller in setter_by_controller and _try_write(setter_by_controller[controller], group_path):
@@ -160,20 +164,22 @@ def _is_alive(pid: int) -> bool:
 # -- creation
 
 
-def _create_v2(runner_group: Path, name: str, controllers: set[str]) -> Path | None:
-    parent = _job_parent(runner_group)
-    available_controllers = controllers & set(_read_text(parent / "cgroup.controllers").split())
-    missing_controllers = available_controllers - set(_read_text(parent / "cgroup.subtree_control").split())
-    if missing_controllers and not _enable(parent, missing_controllers):
-        _move_runner(parent)
-        _enable(parent, missing_controllers)
-    return _create(parent, name)
+def _create_v2(runner_group: Path, group_name: str, controllers: set[str]) -> Path | None:
+    parent_group = _job_parent(runner_group)
+    available_controllers = controllers & set(_read_text(parent_group / "cgroup.controllers").split())
+    missing_controllers = available_controllers - set(_read_text(parent_group / "cgroup.subtree_control").split())
+    if missing_controllers and not _enable(parent_group, missing_controllers):
+        _move_runner(parent_group)
+        _enable(parent_group, missing_controllers)
+    return _create(parent_group, group_name)
 
 
-def _enable(parent: Path, controllers: set[str]) -> bool:
+def _enable(parent_group: Path, controllers: set[str]) -> bool:
     return _try_write(
-        lambda path: _write_value(path, " ".join(f"+{name}" for name in sorted(controllers))),
-        parent / "cgroup.subtree_control",
+        lambda control_path: _write_value(
+            control_path, " ".join(f"+{controller}" for controller in sorted(controllers))
+        ),
+        parent_group / "cgroup.subtree_control",
     )
 
 
@@ -181,66 +187,66 @@ def _move_runner(parent: Path) -> None:
     """Move the runner into a leaf group if it is alone in its group; else the group is not ours to change."""
     if _read_text(parent / "cgroup.procs").split() != [str(os.getpid())]:
         return
-    leaf = parent / RUNNER
+    leaf_group = parent / RUNNER
     with contextlib.suppress(OSError):
-        leaf.mkdir(exist_ok=True)
-        _write_value(leaf / "cgroup.procs", os.getpid())
+        leaf_group.mkdir(exist_ok=True)
+        _write_value(leaf_group / "cgroup.procs", os.getpid())
 
 
 def _job_parent(runner_group: Path) -> Path:
     return runner_group.parent if runner_group.name == RUNNER else runner_group
 
 
-def _create(parent: Path, name: str) -> Path | None:
-    path = parent / name
+def _create(parent_group: Path, group_name: str) -> Path | None:
+    group_path = parent_group / group_name
     try:
-        path.mkdir(exist_ok=True)
+        group_path.mkdir(exist_ok=True)
         # Joining may be forbidden where creation is not.
-        with open(path / "cgroup.procs", "wb"):
-            return path
+        with open(group_path / "cgroup.procs", "wb"):
+            return group_path
     except OSError:
         with contextlib.suppress(OSError):
-            path.rmdir()
+            group_path.rmdir()
         return None
 
 
-def _set_memory(path: Path, limit_bytes: int) -> None:
-    if (path / "memory.max").exists():
-        _write_value(path / "memory.max", limit_bytes)
-        swap_path, swap_limit = path / "memory.swap.max", 0
+def _set_memory(group_path: Path, limit_bytes: int) -> None:
+    if (group_path / "memory.max").exists():
+        _write_value(group_path / "memory.max", limit_bytes)
+        swap_path, swap_limit = group_path / "memory.swap.max", 0
     else:
-        _write_value(path / "memory.limit_in_bytes", limit_bytes)
-        swap_path, swap_limit = path / "memory.memsw.limit_in_bytes", limit_bytes
+        _write_value(group_path / "memory.limit_in_bytes", limit_bytes)
+        swap_path, swap_limit = group_path / "memory.memsw.limit_in_bytes", limit_bytes
     with contextlib.suppress(
         OSError
     ):  # Without swap accounting the file does not exist; memory is limited all the same.
         _write_value(swap_path, swap_limit)
 
 
-def _set_cpu(path: Path, cpus: float) -> None:
+def _set_cpu(group_path: Path, cpus: float) -> None:
     quota_microseconds = max(1000, int(cpus * PERIOD_MICROSECONDS))
-    if (path / "cpu.max").exists():
-        _write_value(path / "cpu.max", f"{quota_microseconds} {PERIOD_MICROSECONDS}")
+    if (group_path / "cpu.max").exists():
+        _write_value(group_path / "cpu.max", f"{quota_microseconds} {PERIOD_MICROSECONDS}")
     else:
-        _write_value(path / "cpu.cfs_period_us", PERIOD_MICROSECONDS)
-        _write_value(path / "cpu.cfs_quota_us", quota_microseconds)
+        _write_value(group_path / "cpu.cfs_period_us", PERIOD_MICROSECONDS)
+        _write_value(group_path / "cpu.cfs_quota_us", quota_microseconds)
 
 
-def _remove_group(path: Path) -> bool:
+def _remove_group(group_path: Path) -> bool:
     deadline = time.monotonic() + REMOVE_SECONDS
-    while path.exists():
-        for folder, _, _ in os.walk(path, topdown=False):
+    while group_path.exists():
+        for folder, _, _ in os.walk(group_path, topdown=False):
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
-        if path.exists():
+        if group_path.exists():
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.005)
     return True
 
 
-def _can_kill(path: Path) -> bool:
-    return any((path / file_name).exists() for file_name in ("cgroup.kill", "freezer.state"))
+def _can_kill(group_path: Path) -> bool:
+    return any((group_path / file_name).exists() for file_name in ("cgroup.kill", "freezer.state"))
 
 
 def _try_write(write_setting: Callable[[Path], None], path: Path) -> bool:
@@ -251,9 +257,9 @@ def _try_write(write_setting: Callable[[Path], None], path: Path) -> bool:
     return True
 
 
-def _write_value(path: Path, value: int | str) -> None:
+def _write_value(setting_path: Path, value: int | str) -> None:
     descriptor = os.open(
-        path, os.O_WRONLY | os.O_CLOEXEC
+        setting_path, os.O_WRONLY | os.O_CLOEXEC
     )  # Without O_CREAT: a missing file means an unsupported limit.
     try:
         os.write(descriptor, str(value).encode())
@@ -261,9 +267,9 @@ def _write_value(path: Path, value: int | str) -> None:
         os.close(descriptor)
 
 
-def _visible_path(mount_point: str, root: str, runner_group: str) -> Path:
+def _visible_path(mount_point: str, mounted_root: str, group_path: str) -> Path:
     """Return the path at which a group is visible: a mount may show only a part of the hierarchy."""
-    relative_path = runner_group.removeprefix(root) if root != "/" else runner_group
+    relative_path = group_path.removeprefix(mounted_root) if mounted_root != "/" else group_path
     return Path(mount_point + "/" + relative_path.strip("/")) if relative_path.strip("/") else Path(mount_point)
 
 

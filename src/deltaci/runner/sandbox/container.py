@@ -77,7 +77,7 @@ class ContainerCell:
 
     def __init__(
         self,
-        tool: str,
+        tool_name: str,
         zygote: Zygote,
         *,
         workspace: Path,
@@ -86,7 +86,7 @@ class ContainerCell:
         image: str,
         bind_mounts: Sequence[BindMount] = (),
     ) -> None:
-        self._tool = tool
+        self._tool = tool_name
         self._bind_mounts = tuple(bind_mounts)
         executor = ProcessExecutor(zygote, use_cgroups=False)
         self._tool_cell = executor.cell(workspace=workspace, limits=Limits(), network=True, image="")
@@ -107,8 +107,8 @@ class ContainerCell:
             *([f"{limits.cpus:g} CPUs"] if limits.cpus else []),
         ]
         self.description = (
-            f"container executor: {Path(tool).name}, image {image}, {'with' if has_network else 'no'} network; "
-            f"limits, enforced by {Path(tool).name}: {', '.join(limit_texts) or 'none requested'}"
+            f"container executor: {Path(tool_name).name}, image {image}, {'with' if has_network else 'no'} network; "
+            f"limits, enforced by {Path(tool_name).name}: {', '.join(limit_texts) or 'none requested'}"
         )
 
     @property
@@ -170,9 +170,9 @@ class ContainerCell:
         """Start the supervisor. The first step starts the container."""
         await self._tool_cell.open()
 
-    async def bind_lease(self, deadline: float, renewals: Path) -> None:
+    async def bind_lease(self, deadline: float, renewals_path: Path) -> None:
         """Make the supervisor end the job with its lease; see `Cell.bind_lease`."""
-        await self._tool_cell.bind_lease(deadline, renewals)
+        await self._tool_cell.bind_lease(deadline, renewals_path)
 
     async def run(
         self,
@@ -227,16 +227,17 @@ class ContainerCell:
         return await self._tool_cell.close() and is_removed
 
     async def _start_container(self) -> None:
+        """Start the container, and find its first process and cgroup. Raise `CellFailed` if it does not start."""
         self._is_started = True  # Set before the call: a call that fails may have started a container.
         if not self._fifo.exists():
             os.mkfifo(self._fifo, 0o644)
             # For reading, too: opening it only for writing would wait for a reader.
             await self._tool_cell.keep_open(os.open(self._fifo, os.O_RDWR | os.O_CLOEXEC))
-        exit_code, output = await self._call_tool(*self.start_command()[1:])
+        exit_code, tool_output = await self._call_tool(*self.start_command()[1:])
         if exit_code:
             await self._remove_container()
             raise CellFailed(
-                f"the container did not start: {output}; check whether the image {self._image!r} can be pulled"
+                f"the container did not start: {tool_output}; check whether the image {self._image!r} can be pulled"
             )
         _, pid_and_id = await self._call_tool("inspect", "--format", "{{.State.Pid}} {{.Id}}", self._name)
         pid, _, container_id = pid_and_id.partition(" ")
@@ -250,12 +251,13 @@ class ContainerCell:
             return True
         await self._call_tool("rm", "--force", self._name)
         remaining_pids = await asyncio.to_thread(process_tree.kill_all, self._handle, KILL_SECONDS)
-        exit_code, output = await self._call_tool("ps", "--all", "--quiet", "--filter", f"name={self._name}")
-        is_removed = not remaining_pids and not exit_code and not output
+        exit_code, tool_output = await self._call_tool("ps", "--all", "--quiet", "--filter", f"name={self._name}")
+        is_removed = not remaining_pids and not exit_code and not tool_output
         self._is_started = not is_removed
         return is_removed
 
     async def _call_tool(self, *arguments: str) -> tuple[int, str]:
+        """Run podman or docker. Return its exit code and its output."""
         process = await asyncio.create_subprocess_exec(
             *(self._tool, *arguments),
             stdin=asyncio.subprocess.DEVNULL,

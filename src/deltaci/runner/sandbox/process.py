@@ -46,9 +46,9 @@ class ProcessExecutor:
         )
 
 
-def groups_for(limits: Limits, overhead: int) -> partial[cgroups.Groups]:
+def groups_for(limits: Limits, executor_process_count: int) -> partial[cgroups.Groups]:
     """Return a function that makes the job's cgroups when their name is known."""
-    return partial(cgroups.create, limits=limits, overhead=overhead)
+    return partial(cgroups.create, limits=limits, executor_process_count=executor_process_count)
 
 
 def memory_rlimit(limits: Limits, groups: cgroups.Groups) -> dict[str, int]:

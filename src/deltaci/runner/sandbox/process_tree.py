@@ -102,6 +102,7 @@ def terminate(handle: JobHandle, seconds: float, spared_pids: Collection[int] = 
 
 
 def _find_processes(handle: JobHandle) -> dict[int, ProcessEntry]:
+    """Return the job's processes by pid: those in its cgroup or with its marker, and their descendants."""
     process_by_pid = _process_table()
     seed_pids = {pid for pid in _in_cgroup(handle.cgroup) if pid in process_by_pid}
     marker_assignment = f"{MARKER_VARIABLE}={handle.marker}".encode()
@@ -167,25 +168,26 @@ def _is_marked(pid: int, marker_assignment: bytes) -> bool | None:
         return False
 
 
-def _in_cgroup(cgroup: str) -> set[int]:
-    if not cgroup:
+def _in_cgroup(cgroup_path: str) -> set[int]:
+    """Return the pids of the visible processes in a cgroup and its subgroups; none for an empty path."""
+    if not cgroup_path:
         return set()
     pids: set[int] = set()
-    for folder, _, _ in os.walk(cgroup):
+    for folder, _, _ in os.walk(cgroup_path):
         with contextlib.suppress(OSError):
-            pids.update(int(line) for line in Path(folder, "cgroup.procs").read_text().split())
+            pids.update(int(pid_text) for pid_text in Path(folder, "cgroup.procs").read_text().split())
     return pids - {0}  # 0 stands for a process of a PID namespace that is not visible here.
 
 
 # -- ending
 
 
-def _kill_once(handle: JobHandle, processes: dict[int, ProcessEntry]) -> None:
+def _kill_once(handle: JobHandle, process_by_pid: dict[int, ProcessEntry]) -> None:
     """Stop, then kill these processes and, where the kernel supports it, the whole cgroup at once."""
     is_frozen = _write_cgroup_file(handle.cgroup, "freezer.state", "FROZEN")  # v1: no process forks meanwhile.
-    for process in processes.values():
+    for process in process_by_pid.values():
         _send_signal(process, signal.SIGSTOP)  # So that no process forks between the first kill and the last.
-    for process in processes.values():
+    for process in process_by_pid.values():
         _send_signal(process, signal.SIGKILL)
     if is_frozen:
         for pid in _in_cgroup(handle.cgroup) - {os.getpid(), *handle.root_pids}:
@@ -195,13 +197,13 @@ def _kill_once(handle: JobHandle, processes: dict[int, ProcessEntry]) -> None:
     _write_cgroup_file(handle.cgroup, "cgroup.kill", "1")  # v2: also kills processes that are being forked.
 
 
-def _write_cgroup_file(cgroup: str, name: str, text: str) -> bool:
+def _write_cgroup_file(cgroup_path: str, file_name: str, text: str) -> bool:
     """Return whether the file exists and accepted the text."""
-    if not cgroup:
+    if not cgroup_path:
         return False
     try:
         # Without O_CREAT: a removed cgroup must stay removed.
-        descriptor = os.open(f"{cgroup}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        descriptor = os.open(f"{cgroup_path}/{file_name}", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -233,10 +235,10 @@ def _send_signal(process: ProcessEntry, signal_number: signal.Signals) -> None:
         os.close(pidfd)
 
 
-def _wait_for_exit(processes: dict[int, ProcessEntry], deadline: float) -> None:
+def _wait_for_exit(process_by_pid: dict[int, ProcessEntry], deadline: float) -> None:
     """Wait until one of the processes ends, but not for long, as new ones may appear."""
     poll = select.poll()
-    pidfds = [pidfd for process in list(processes.values())[:100] if (pidfd := _open_pidfd(process)) is not None]
+    pidfds = [pidfd for process in list(process_by_pid.values())[:100] if (pidfd := _open_pidfd(process)) is not None]
     for pidfd in pidfds:
         poll.register(pidfd, select.POLLIN)
     if pidfds:

@@ -56,9 +56,10 @@ class StepOutput:
         os.set_blocking(self._read, False)
         self._loop.add_reader(self._read, self._pump)
 
-    def _pump(self, limit: int = MAX_READ_BYTES) -> int:
+    def _pump(self, max_bytes: int = MAX_READ_BYTES) -> int:
+        """Deliver the output that can be read at once, up to a maximum. Return its size."""
         try:
-            chunk = os.read(self._read, limit)
+            chunk = os.read(self._read, max_bytes)
         except BlockingIOError:
             return 0
         if chunk:
@@ -131,16 +132,16 @@ class SupervisedCell:
         if self._guard is None and not self._is_stopping.is_set():
             await self._start_supervisor()
 
-    async def bind_lease(self, deadline: float, renewals: Path) -> None:
+    async def bind_lease(self, deadline: float, renewals_path: Path) -> None:
         """Make the supervisor end the job with its lease; see `Cell.bind_lease`."""
-        self._lease_order = (deadline, os.open(renewals, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        self._lease_order = (deadline, os.open(renewals_path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
         if self._guard is not None:
             await self._send_lease()
 
-    async def keep_open(self, file: int) -> None:
+    async def keep_open(self, descriptor: int) -> None:
         """Move a descriptor into the supervisor, whose end closes it. Starts the supervisor if none runs."""
         await self.open()
-        await self._send_order(file, "keep_open")
+        await self._send_order(descriptor, "keep_open")
 
     async def _send_lease(self) -> None:
         if self._lease_order is not None:
@@ -244,6 +245,7 @@ class SupervisedCell:
     # -- the supervisor
 
     async def _start_supervisor(self) -> None:
+        """Start the supervisor and bind the lease to it. Raise `CellFailed` if it does not become ready in time."""
         runner_socket, supervisor_socket = socket.socketpair()
         runner_socket.setblocking(False)
         self._started_pid_future = asyncio.get_running_loop().create_future()
@@ -276,11 +278,11 @@ class SupervisedCell:
     async def _listen(self, runner_socket: socket.socket) -> None:
         """Process the supervisor's replies until it has ended; then report a step in progress as killed."""
         loop = asyncio.get_running_loop()
-        pending = b""
+        unfinished_bytes = b""
         with contextlib.suppress(OSError):
             while chunk := await loop.sock_recv(runner_socket, MAX_REPLY_BYTES):
-                *lines, pending = (pending + chunk).split(b"\n")
-                for line in lines:
+                *reply_lines, unfinished_bytes = (unfinished_bytes + chunk).split(b"\n")
+                for line in reply_lines:
                     self._on_reply(line.decode(errors="replace"))
         if self._started_pid_future is not None and not self._started_pid_future.done():
             self._fail_start("the supervisor ended")
@@ -288,6 +290,7 @@ class SupervisedCell:
         self._on_exit(KILLED)
 
     def _on_reply(self, reply: str) -> None:
+        """Process one line from the supervisor: that it is ready, that a step exited or that the lease is over."""
         verb, _, report = reply.partition(" ")
         if verb == "exit":
             exit_code, cpu_seconds, peak_memory_bytes = report.split()
@@ -309,7 +312,7 @@ class SupervisedCell:
         self._started_pid_future.set_exception(CellFailed(reason))
         self._started_pid_future.exception()  # Marks it as retrieved: the waiter may have timed out.
 
-    async def _send_order(self, file: int | None, *texts: str) -> None:
+    async def _send_order(self, descriptor: int | None, *texts: str) -> None:
         """Send an order with an optional descriptor. A lost connection is reported as the exit, not here."""
         if self._socket is None:
             return
@@ -317,13 +320,13 @@ class SupervisedCell:
         length_bytes = framed_order[: supervisor.LENGTH_BYTES]
         try:
             # The first bytes carry the descriptor. The socket buffer is empty between orders, so they always fit.
-            socket.send_fds(self._socket, [length_bytes], [file] if file is not None else [])
+            socket.send_fds(self._socket, [length_bytes], [descriptor] if descriptor is not None else [])
             await asyncio.get_running_loop().sock_sendall(self._socket, framed_order[len(length_bytes) :])
         except OSError:
             return
         finally:
-            if file is not None:
-                os.close(file)
+            if descriptor is not None:
+                os.close(descriptor)
 
     async def _await_exit(self, timeout_seconds: float) -> tuple[StepReport, bool]:
         if self._exit_future is None:
@@ -346,19 +349,19 @@ class SupervisedCell:
             self._on_output(chunk)
 
 
-def describe_limits(limits: Limits, groups: cgroups.Groups, rlimits: dict[str, int]) -> str:
+def describe_limits(limits: Limits, groups: cgroups.Groups, limit_by_rlimit: dict[str, int]) -> str:
     """Return a sentence about the limits and whether each is in force."""
     limit_texts = []
-    for controller, rlimit, value, limit_text in (
+    for controller, rlimit, limit_value, limit_text in (
         ("memory", "RLIMIT_DATA", limits.memory_bytes, f"memory {limits.memory_bytes} bytes"),
         ("pids", "RLIMIT_NPROC", limits.processes, f"{limits.processes} processes"),
         ("cpu", "", limits.cpus, f"{limits.cpus:g} CPUs"),
     ):
-        if not value:
+        if not limit_value:
             continue
         if controller in groups.in_force:
             limit_texts.append(f"{limit_text} (cgroup)")
-        elif rlimit in rlimits:
+        elif rlimit in limit_by_rlimit:
             limit_texts.append(f"{limit_text} (rlimit{', each process' if controller == 'memory' else ''})")
         else:
             limit_texts.append(f"{limit_text} NOT in force, as no {controller} cgroup is available here")

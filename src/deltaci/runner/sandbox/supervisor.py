@@ -76,14 +76,17 @@ def receive(runner: _socket.socket) -> tuple[list[str], int | None] | None:
             return None
         chunks.append(chunk)
         missing_bytes -= len(chunk)
-    return [os.fsdecode(text) for text in b"".join(chunks).split(b"\0")], descriptor
+    return [os.fsdecode(order_part) for order_part in b"".join(chunks).split(b"\0")], descriptor
 
 
-def find_program(name: str, path: str) -> str:
+def find_program(program_name: str, search_path: str) -> str:
     """Return the path of a program on the search path, or "". `os.execvpe` would have to import a module."""
-    if "/" in name:
-        return name
-    return next((candidate for folder in path.split(":") if os.access(candidate := f"{folder}/{name}", os.X_OK)), "")
+    if "/" in program_name:
+        return program_name
+    return next(
+        (candidate for folder in search_path.split(":") if os.access(candidate := f"{folder}/{program_name}", os.X_OK)),
+        "",
+    )
 
 
 def become_step(order: list[str], output_fd: int, deadline: LeaseDeadline) -> NoReturn:
@@ -109,8 +112,8 @@ def become_step(order: list[str], output_fd: int, deadline: LeaseDeadline) -> No
             for assignment in arguments[int(argument_count) : int(argument_count) + int(variable_count)]
         )
         for assignment in arguments[int(argument_count) + int(variable_count) :]:
-            limit_name, _, limit = assignment.partition("=")
-            resource.setrlimit(getattr(resource, limit_name), (int(limit), int(limit)))
+            limit_name, _, limit_text = assignment.partition("=")
+            resource.setrlimit(getattr(resource, limit_name), (int(limit_text), int(limit_text)))
         os.chdir(workdir)
         program = find_program(argv[0], env["PATH"])
         if not program and argv[0] == "bash":
@@ -136,19 +139,19 @@ def descendants() -> list[int]:
         if not file_name.isdigit():
             continue
         try:
-            with open(f"/proc/{file_name}/stat", "rb") as file:
-                stat_bytes = file.read()
+            with open(f"/proc/{file_name}/stat", "rb") as stat_file:
+                stat_bytes = stat_file.read()
         except OSError:
             continue
         child_pids_by_parent.setdefault(int(stat_bytes[stat_bytes.rindex(b")") + 2 :].split()[1]), []).append(
             int(file_name)
         )
     descendant_pids: list[int] = []
-    pending = [os.getpid()]
-    while pending:
-        child_pids = child_pids_by_parent.get(pending.pop(), [])
+    unvisited_pids = [os.getpid()]
+    while unvisited_pids:
+        child_pids = child_pids_by_parent.get(unvisited_pids.pop(), [])
         descendant_pids += child_pids
-        pending += child_pids
+        unvisited_pids += child_pids
     return descendant_pids
 
 
@@ -178,18 +181,18 @@ class BoottimeTimer:
     """
 
     def __init__(self) -> None:
-        self._file: int = LIBC.timerfd_create(time.CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._file < 0:
+        self._descriptor: int = LIBC.timerfd_create(time.CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._descriptor < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
 
     def fileno(self) -> int:
-        return self._file
+        return self._descriptor
 
     def set(self, at: float) -> None:
         """Become readable at this time, or at once if it has passed. It replaces the time that was set before."""
         nanoseconds = max(1, int(at * 1e9))  # 0 would switch the timer off.
         interval_and_value = (ctypes.c_long * 4)(0, 0, nanoseconds // 10**9, nanoseconds % 10**9)
-        if LIBC.timerfd_settime(self._file, TFD_TIMER_ABSTIME, interval_and_value, None):
+        if LIBC.timerfd_settime(self._descriptor, TFD_TIMER_ABSTIME, interval_and_value, None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
 
@@ -199,27 +202,27 @@ class LeaseDeadline:
     def __init__(self, poll: select.poll) -> None:
         self._poll = poll
         self._timer = BoottimeTimer()
-        self._renewals = -1
+        self._renewals_fd = -1
         self._at = float("inf")
         poll.register(self._timer.fileno(), select.POLLIN)
 
-    def bind(self, at: float, renewals: int) -> None:
+    def bind(self, deadline: float, renewals_fd: int) -> None:
         """Set the first deadline and the FIFO from which later ones are read."""
-        self._renewals = renewals
-        os.set_blocking(renewals, False)
-        self._poll.register(renewals, select.POLLIN)
-        self._set_timer(at)
+        self._renewals_fd = renewals_fd
+        os.set_blocking(renewals_fd, False)
+        self._poll.register(renewals_fd, select.POLLIN)
+        self._set_timer(deadline)
 
-    def _set_timer(self, at: float) -> None:
-        self._at = at
-        self._timer.set(at)
+    def _set_timer(self, deadline: float) -> None:
+        self._at = deadline
+        self._timer.set(deadline)
 
     def read_renewals(self, events: int) -> None:
         """Read the latest deadline after these events of `poll`. If the keeper has closed the FIFO, it is now."""
         last_chunk = b""
         while events & select.POLLIN:
             try:
-                chunk = os.read(self._renewals, RENEWAL_BYTES * 64)
+                chunk = os.read(self._renewals_fd, RENEWAL_BYTES * 64)
             except BlockingIOError:
                 break
             if not chunk:
@@ -236,8 +239,8 @@ class LeaseDeadline:
 
     def is_over(self, events: dict[int, int]) -> bool:
         """Return whether the job must be dead, after these events of `poll` by file descriptor."""
-        if self._renewals in events:
-            self.read_renewals(events[self._renewals])
+        if self._renewals_fd in events:
+            self.read_renewals(events[self._renewals_fd])
         return self.has_passed()
 
 

@@ -129,12 +129,12 @@ class Zygote:
 
     async def _listen(self, runner_socket: socket.socket, ready_future: asyncio.Future[None]) -> None:
         loop = asyncio.get_running_loop()
-        pending = b""
+        unfinished_bytes = b""
         try:
             with contextlib.suppress(OSError):
                 while chunk := await loop.sock_recv(runner_socket, MAX_REPLY_BYTES):
-                    *lines, pending = (pending + chunk).split(b"\n")
-                    for line in lines:
+                    *reply_lines, unfinished_bytes = (unfinished_bytes + chunk).split(b"\n")
+                    for line in reply_lines:
                         self._on_reply(line.decode(errors="replace"), ready_future)
         finally:
             for fork_future in self._fork_futures.values():
@@ -145,6 +145,7 @@ class Zygote:
             self._guard_exit_futures.clear()
 
     def _on_reply(self, reply: str, ready_future: asyncio.Future[None]) -> None:
+        """Process one line from the zygote: that it is ready, or that a supervisor was forked or has ended."""
         verb, _, reply_arguments = reply.partition(" ")
         marker, _, details = reply_arguments.partition(" ")
         if verb == "ready":

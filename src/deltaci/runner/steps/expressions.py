@@ -46,7 +46,7 @@ class JobExpressions:
         spec: JobSpec,
         layout: Layout,
         *,
-        runner: str = "",
+        runner_name: str = "",
         secrets: Mapping[str, str] | None = None,
         needs: Mapping[str, NeededJob] | None = None,
     ) -> None:
@@ -59,7 +59,7 @@ class JobExpressions:
         planned_needs = self._spec_contexts.get("needs")
         self._needs = _group_needs(needs or {}, planned_needs if isinstance(planned_needs, dict) else {})
         self._runner = {
-            "name": runner,
+            "name": runner_name,
             "os": _SYSTEMS.get(platform.system().lower(), platform.system()),
             "arch": _MACHINES.get(platform.machine().lower(), platform.machine().upper()),
             "temp": str(layout.temp),
@@ -115,16 +115,20 @@ class JobExpressions:
             return template
         return to_text(expressions.interpolate(template, self._contexts(env), self._functions()))
 
-    def interpolate_all(self, templates: Mapping[str, str], env: Mapping[str, str] | None = None) -> dict[str, str]:
+    def interpolate_all(
+        self, template_by_variable: Mapping[str, str], env: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
         """Return the interpolated variables. Each may refer to the variables before it in the context `env`."""
         texts_by_name: dict[str, str] = {}
-        for name, template in templates.items():
-            texts_by_name[name] = self.interpolate(template, {**(self.env if env is None else env), **texts_by_name})
+        for variable, template in template_by_variable.items():
+            texts_by_name[variable] = self.interpolate(
+                template, {**(self.env if env is None else env), **texts_by_name}
+            )
         return texts_by_name
 
-    def interpolate_inputs(self, templates: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
+    def interpolate_inputs(self, template_by_input: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
         """Return the interpolated inputs of an action."""
-        return {name: self.interpolate(template, env) for name, template in templates.items()}
+        return {input_name: self.interpolate(template, env) for input_name, template in template_by_input.items()}
 
     def step_condition_holds(self, condition: str, env: Mapping[str, str] | None = None) -> bool:
         """Return whether a step may run. `success()` and `failure()` in its condition refer to the earlier steps."""
@@ -143,10 +147,10 @@ class JobExpressions:
         }
         return expressions.evaluate_condition(expressions.parse_condition(condition), self._contexts({}), functions)
 
-    def record_step(self, id: str, outcome: str, conclusion: str, outputs: Mapping[str, str]) -> None:
+    def record_step(self, step_id: str, outcome: str, conclusion: str, outputs: Mapping[str, str]) -> None:
         """Add an ended or skipped step to the context `steps`, unless its id is empty."""
-        if id:
-            self.steps[id] = {"outputs": dict(outputs), "outcome": outcome, "conclusion": conclusion}
+        if step_id:
+            self.steps[step_id] = {"outputs": dict(outputs), "outcome": outcome, "conclusion": conclusion}
 
     def _contexts(self, env: Mapping[str, str] | None) -> expressions.Contexts:
         """Return all contexts with their current values; `env` replaces the context of this name."""
@@ -154,7 +158,8 @@ class JobExpressions:
             **self._spec_contexts,
             "github": self.github,
             "needs": {
-                name: {"result": need["result"], "outputs": need["outputs"]} for name, need in self._needs.items()
+                need_name: {"result": need["result"], "outputs": need["outputs"]}
+                for need_name, need in self._needs.items()
             },
             "secrets": self._secrets,
             "steps": self.steps,
@@ -222,8 +227,8 @@ def hash_files(workspace: Path, patterns: Sequence[str]) -> str:
         combined_hash = hashlib.sha256()
         for matching_file in matching_files:
             file_hash = hashlib.sha256()
-            with open_file(workspace, matching_file) as file:
-                while chunk := file.read(_PART_BYTES):
+            with open_file(workspace, matching_file) as opened_file:
+                while chunk := opened_file.read(_PART_BYTES):
                     file_hash.update(chunk)
             combined_hash.update(file_hash.digest())
     except Refused as refused:
@@ -233,27 +238,29 @@ def hash_files(workspace: Path, patterns: Sequence[str]) -> str:
     return combined_hash.hexdigest() if matching_files else ""
 
 
-def _group_needs(needs: Mapping[str, NeededJob], planned: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _group_needs(
+    needed_job_by_name: Mapping[str, NeededJob], planned_need_by_name: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
     """Return the results and outputs of needed jobs by the names that expressions use.
 
-    The jobs of a matrix become one entry, with the worst of their results. `planned` is the context `needs` of the job
-    spec: it has the results of jobs that are not in this run, and lists the jobs of each name.
+    The jobs of a matrix become one entry, with the worst of their results. `planned_need_by_name` is the context
+    `needs` of the job spec: it has the results of jobs that are not in this run, and lists the jobs of each name.
     """
     contexts_by_key: dict[str, dict[str, Any]] = {}
     key_by_job: dict[str, str] = {}
-    for name, planned_need in planned.items():
+    for need_name, planned_need in planned_need_by_name.items():
         if isinstance(planned_need, dict) and "result" in planned_need:
             outputs = planned_need.get("outputs")
             need_context = {"result": planned_need["result"], "outputs": outputs if isinstance(outputs, dict) else {}}
-            contexts_by_key[name] = {**need_context, "exists": False}
+            contexts_by_key[need_name] = {**need_context, "exists": False}
         elif isinstance(planned_need, dict) and isinstance(planned_need.get("jobs"), list):
-            key_by_job |= {str(job): name for job in planned_need["jobs"]}
-    for name, need in needs.items():
-        matrix_name = name.partition(" (")[0] if name.endswith(")") else ""
-        need_key = key_by_job.get(name) or need.family or matrix_name or name
+            key_by_job |= {str(job_name): need_name for job_name in planned_need["jobs"]}
+    for job_name, need in needed_job_by_name.items():
+        matrix_name = job_name.partition(" (")[0] if job_name.endswith(")") else ""
+        need_key = key_by_job.get(job_name) or need.family or matrix_name or job_name
         need_group = contexts_by_key.get(need_key)
         if need_group is not None and not need.exists:
-            continue  # Its result is in `planned`.
+            continue  # Its result is in `planned_need_by_name`.
         if need_group is None or not need_group["exists"]:
             need_group = contexts_by_key[need_key] = {"result": need.result, "outputs": {}, "exists": need.exists}
         need_group["outputs"].update(need.outputs)

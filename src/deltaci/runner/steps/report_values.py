@@ -58,13 +58,13 @@ def _read_json(json_text: bytes, path: JsonPath) -> str:
     Each level is decoded as a type that has only the next key or index of the path, so that msgspec skips everything
     else without building objects for it.
     """
-    encoded_value = msgspec.Raw(json_text)
+    value_json = msgspec.Raw(json_text)
     try:
         for index, path_part in enumerate(path.parts):
-            inner_value = msgspec.json.decode(encoded_value, type=_level(path_part)).found
+            inner_value = msgspec.json.decode(value_json, type=_level(path_part)).found
             if not bytes(inner_value):
                 raise Refused("not_found", f"nothing at {_format_path(path.parts[: index + 1])!r}")
-            encoded_value = inner_value
+            value_json = inner_value
     except msgspec.ValidationError:
         message = f"nothing at {_format_path(path.parts)!r}: a part of the path has another type"
         raise Refused("not_found", message) from None
@@ -73,18 +73,18 @@ def _read_json(json_text: bytes, path: JsonPath) -> str:
     except RecursionError:
         raise Refused("too_large", "a report that is nested too deeply") from None
     try:
-        value = msgspec.json.decode(encoded_value)
+        json_value = msgspec.json.decode(value_json)
     except msgspec.ValidationError:
         raise Refused(
-            "unreadable", f"{_quote(bytes(encoded_value).decode('ascii', 'replace'))}, which is not a number"
+            "unreadable", f"{_quote(bytes(value_json).decode('ascii', 'replace'))}, which is not a number"
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused("unreadable", f"a report that is not JSON: {error}") from None
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return bytes(encoded_value).decode("ascii", "replace").strip()
-    type_text = {bool: "a boolean", type(None): "null", dict: "an object", list: "a list"}[type(value)]
+    if isinstance(json_value, str):
+        return json_value
+    if isinstance(json_value, int | float) and not isinstance(json_value, bool):
+        return bytes(value_json).decode("ascii", "replace").strip()
+    type_text = {bool: "a boolean", type(None): "null", dict: "an object", list: "a list"}[type(json_value)]
     raise Refused("unreadable", f"{type_text} at {_format_path(path.parts)!r}, which is not a number")
 
 
@@ -152,7 +152,7 @@ class _XmlReader:
     def _on_entity(self, *_: object) -> None:
         raise self._refused("the definition of an entity")
 
-    def _on_start_tag(self, tag: str, attributes: dict[str, str]) -> None:
+    def _on_start_tag(self, tag: str, value_by_attribute: dict[str, str]) -> None:
         """Handle an open tag: count it if it continues the path, and read the value at the end of the path."""
         depth = self._depth
         self._depth += 1
@@ -160,17 +160,17 @@ class _XmlReader:
             raise self._refused(f"a report that is more than {MAX_DEPTH} elements deep")
         if self._value is not None or self._matched_element_count != depth or depth >= len(self._elements):
             return
-        if not self._matches(self._elements[depth], tag.rpartition(":")[2], attributes, depth):
+        if not self._matches(self._elements[depth], tag.rpartition(":")[2], value_by_attribute, depth):
             return
         self._matched_element_count += 1
         if self._matched_element_count < len(self._elements):
             self._sibling_counts[self._matched_element_count] = 0
         elif self._attribute:
-            self._value = attributes.get(self._attribute)
+            self._value = value_by_attribute.get(self._attribute)
         else:
             self._text = []
 
-    def _matches(self, element: Element | None, tag: str, attributes: dict[str, str], depth: int) -> bool:
+    def _matches(self, element: Element | None, tag: str, value_by_attribute: dict[str, str], depth: int) -> bool:
         """Return whether an open tag matches an element of the path, and count the tag.
 
         None matches every root element.
@@ -181,7 +181,7 @@ class _XmlReader:
             return False
         self._sibling_counts[depth] += 1
         if element.attribute:
-            return attributes.get(element.attribute) == element.value
+            return value_by_attribute.get(element.attribute) == element.value
         return not element.number or self._sibling_counts[depth] == element.number
 
     def _on_text(self, text: str) -> None:

@@ -82,7 +82,7 @@ class StepSequence:
             return False
         return self._expressions.is_pipeline_job or any(step.condition for step in self._steps[index:])
 
-    async def _run_step(self, index: int, step: Step) -> bool:
+    async def _run_step(self, step_index: int, step: Step) -> bool:
         """Run or skip one step and record its result. Return False if no further step may start."""
         step_name = step.name or step.run.strip().partition("\n")[0] or f"{step.uses}"
         try:
@@ -94,19 +94,19 @@ class StepSequence:
         except Refused as refused:
             step_name = self._log.masked_line(step_name)
             self._log.write_line(f"{step_name}: {refused.message}")
-            return self._fail(index, step, step_name, Exit(None, None, 0.0), refused.message, "BAD_SPEC")
+            return self._fail(step_index, step, step_name, Exit(None, None, 0.0), refused.message, "BAD_SPEC")
         step_name = self._log.masked_line(step_name)
         if not may_run:
-            self._skip(index, step, step_name)
+            self._skip(step_index, step, step_name)
             return True
-        if not await self._may_start(index, step_name):
+        if not await self._may_start(step_index, step_name):
             return False
         await self._restore_caches(step)
-        self._log.begin_section(index, step_name)
-        outputs: dict[str, str] = {}
+        self._log.begin_section(step_index, step_name)
+        value_by_output: dict[str, str] = {}
         error_code = reason = ""
         try:
-            step_exit, outputs, reason = await self._execute(index, step)
+            step_exit, value_by_output, reason = await self._execute(step_index, step)
         except Refused as refused:
             step_exit, reason, error_code = Exit(None, None, 0.0), refused.message, error_code_of(refused)
         except StepFailed as failed:
@@ -115,14 +115,20 @@ class StepSequence:
             step_exit, reason, error_code = Exit(None, None, 0.0), str(error), "RUNNER_STARTUP"
         if reason:
             self._log.write_line(reason)
-        self._log.end_section(index, step_exit.exit_code, step_exit.seconds)
+        self._log.end_section(step_index, step_exit.exit_code, step_exit.seconds)
         self._last_exit = step_exit
         if step_exit.exit_code == 0 and not step_exit.is_timed_out and not error_code:
-            self._results.append(self._step_result(index, step_name, step_exit))
-            self._expressions.record_step(step.id, SUCCESS, SUCCESS, outputs)
+            self._results.append(self._step_result(step_index, step_name, step_exit))
+            self._expressions.record_step(step.id, SUCCESS, SUCCESS, value_by_output)
             return True
         return self._fail(
-            index, step, step_name, step_exit, reason, "TIMED_OUT" if step_exit.is_timed_out else error_code, outputs
+            step_index,
+            step,
+            step_name,
+            step_exit,
+            reason,
+            "TIMED_OUT" if step_exit.is_timed_out else error_code,
+            value_by_output,
         )
 
     def _is_conditional(self, step: Step) -> bool:
@@ -135,21 +141,21 @@ class StepSequence:
             return function(*args)
         return await asyncio.to_thread(function, *args)
 
-    def _skip(self, index: int, step: Step, name: str) -> None:
+    def _skip(self, step_index: int, step: Step, step_name: str) -> None:
         """Record that the condition of a step was false."""
         condition = step.condition or "success()"
-        self._log.write_line(f"skipped: {name} (if: {condition})")
+        self._log.write_line(f"skipped: {step_name} (if: {condition})")
         step_result = StepResult(
-            index=index, name=name, exit_code=None, seconds=0.0, is_skipped=True, why=condition[:2000]
+            index=step_index, name=step_name, exit_code=None, seconds=0.0, is_skipped=True, why=condition[:2000]
         )
         self._results.append(step_result)
         self._expressions.record_step(step.id, SKIPPED, SKIPPED, {})
 
-    def _step_result(self, index: int, name: str, step_exit: Exit, reason: str = "") -> StepResult:
+    def _step_result(self, step_index: int, step_name: str, step_exit: Exit, reason: str = "") -> StepResult:
         """Return the result of a step that ended."""
         return StepResult(
-            index=index,
-            name=name,
+            index=step_index,
+            name=step_name,
             exit_code=step_exit.exit_code,
             seconds=round(step_exit.seconds, 3),
             is_timed_out=step_exit.is_timed_out,
@@ -158,26 +164,30 @@ class StepSequence:
 
     def _fail(
         self,
-        index: int,
+        step_index: int,
         step: Step,
-        name: str,
+        step_name: str,
         step_exit: Exit,
         reason: str,
-        code: str,
-        outputs: dict[str, str] | None = None,
+        error_code: str,
+        value_by_output: dict[str, str] | None = None,
     ) -> bool:
         """Record a failed step. Always return True, as the conditions of the later steps decide whether they run."""
-        step_result = self._step_result(index, name, step_exit, reason)
+        step_result = self._step_result(step_index, step_name, step_exit, reason)
         # `continue-on-error` does not cover a failure of the runner itself.
-        is_step_failure = code != "RUNNER_STARTUP" if self._expressions.is_pipeline_job else code in ("", "TIMED_OUT")
+        is_step_failure = (
+            error_code != "RUNNER_STARTUP" if self._expressions.is_pipeline_job else error_code in ("", "TIMED_OUT")
+        )
         is_tolerated = step.continue_on_error and is_step_failure
         self._results.append(structs.replace(step_result, is_tolerated=is_tolerated))
-        self._expressions.record_step(step.id, FAILURE, SUCCESS if is_tolerated else FAILURE, outputs or {})
+        self._expressions.record_step(step.id, FAILURE, SUCCESS if is_tolerated else FAILURE, value_by_output or {})
         if not is_tolerated:
             self._expressions.status = FAILURE
             if self._failure is None:
-                summary = self._log.masked_line(f"{name}: {reason}") if reason else describe_exit(name, step_exit)
-                self._failure = JobResult(exit=step_exit, steps=[], error_code=code, summary=summary)
+                summary = (
+                    self._log.masked_line(f"{step_name}: {reason}") if reason else describe_exit(step_name, step_exit)
+                )
+                self._failure = JobResult(exit=step_exit, steps=[], error_code=error_code, summary=summary)
         return True
 
     def _refused_result(self, summary: str, refused: Refused) -> JobResult:
@@ -205,15 +215,15 @@ class StepSequence:
         interpolate = self._expressions.interpolate
         for rule in rules:
             try:
-                key, paths = interpolate(rule.key), [interpolate(path) for path in rule.paths]
-                interpolated_rules.append(structs.replace(rule, key=key, paths=paths))
+                cache_key, cached_paths = interpolate(rule.key), [interpolate(path) for path in rule.paths]
+                interpolated_rules.append(structs.replace(rule, key=cache_key, paths=cached_paths))
             except Refused as refused:
                 self._log.write_line(f"cache {rule.key!r}: {refused.message}; continuing without it")
         return interpolated_rules
 
     # -- one step
 
-    async def _execute(self, index: int, step: Step) -> tuple[Exit, dict[str, str], str]:
+    async def _execute(self, step_index: int, step: Step) -> tuple[Exit, dict[str, str], str]:
         """Execute a step. Return its exit, its outputs, and the error in its command files; empty if there is none."""
         expressions, job = self._expressions, self._job
         job_env = {**expressions.env, **job.set_env}
@@ -225,13 +235,13 @@ class StepSequence:
         timeout_seconds = min(seconds_left, step.timeout_seconds or seconds_left)
         if step.uses is not None:
             job.env, job.timeout_seconds = env, timeout_seconds
-            inputs = await self._evaluate(expressions.interpolate_inputs, step.inputs, {**job_env, **step_env})
-            return await self._run_action(ACTIONS[step.uses], inputs, timeout_seconds)
+            value_by_input = await self._evaluate(expressions.interpolate_inputs, step.inputs, {**job_env, **step_env})
+            return await self._run_action(ACTIONS[step.uses], value_by_input, timeout_seconds)
         step_folder = await self._evaluate(expressions.interpolate, step.workdir or self._spec.workdir)
         workdir = resolve_workdir(job.layout.workspace, step_folder)
         script = await self._evaluate(expressions.interpolate, step.run, {**job_env, **step_env})
         shell = await self._evaluate(expressions.interpolate, step.shell, {**job_env, **step_env})
-        command = shell_command(shell, script, job.layout, index)
+        command = shell_command(shell, script, job.layout, step_index)
         if not expressions.is_pipeline_job:
             step_exit = await job.cell.run(
                 command.script,
@@ -242,7 +252,7 @@ class StepSequence:
                 shell=command.shell,
             )
             return step_exit, {}, ""
-        files = CommandFiles(job.layout, index)
+        files = CommandFiles(job.layout, step_index)
         env |= files.create()
         if job.paths:
             env["PATH"] = ":".join([*job.paths, env.get("PATH") or await self._default_path()])
@@ -264,12 +274,14 @@ class StepSequence:
         self._apply_report(report)
         return step_exit, {**interpreter.outputs, **report.outputs}, ""
 
-    async def run_rule(self, script: str, name: str, on_rule_output: Callable[[bytes], None] | None = None) -> Exit:
+    async def run_rule(
+        self, command: str, rule_name: str, on_rule_output: Callable[[bytes], None] | None = None
+    ) -> Exit:
         """Run the command of a validation rule with the variables that the steps have set. Return its exit.
 
         Raise `JobStopped` if the job must stop.
         """
-        if not await self._may_start(len(self._steps), name):
+        if not await self._may_start(len(self._steps), rule_name):
             raise JobStopped
 
         def on_output(chunk: bytes) -> None:
@@ -282,7 +294,7 @@ class StepSequence:
             env["PATH"] = ":".join([*self._job.paths, env.get("PATH") or await self._default_path()])
         layout = self._job.layout
         return await self._job.cell.run(
-            script,
+            command,
             env=env,
             workdir=resolve_workdir(
                 layout.workspace, await self._evaluate(self._expressions.interpolate, self._spec.workdir)
@@ -316,7 +328,7 @@ class StepSequence:
         return self._cell_path
 
     async def _run_action(
-        self, action: Action, inputs: dict[str, str], timeout_seconds: float
+        self, action: Action, value_by_input: dict[str, str], timeout_seconds: float
     ) -> tuple[Exit, dict[str, str], str]:
         """Run an action. Return its exit, which may say that it timed out, its outputs and an empty error.
 
@@ -324,7 +336,7 @@ class StepSequence:
         """
         monotonic_time = asyncio.get_running_loop().time
         started_at = monotonic_time()
-        action_task = self._action_task = asyncio.create_task(_awaited(action(self._job, inputs)))
+        action_task = self._action_task = asyncio.create_task(_awaited(action(self._job, value_by_input)))
         try:
             await asyncio.wait({action_task}, timeout=timeout_seconds)
             if not action_task.done():
@@ -349,10 +361,10 @@ async def _awaited(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-def describe_exit(name: str, step_exit: Exit) -> str:
+def describe_exit(step_name: str, step_exit: Exit) -> str:
     """Return one line that says how a step failed: by timeout, signal or exit code."""
     if step_exit.is_timed_out:
-        return f"{name}: took too long and was stopped after {step_exit.seconds:.1f} s"
+        return f"{step_name}: took too long and was stopped after {step_exit.seconds:.1f} s"
     if step_exit.signal is not None:
-        return f"{name}: killed by signal {step_exit.signal}"
-    return f"{name}: exit code {step_exit.exit_code}"
+        return f"{step_name}: killed by signal {step_exit.signal}"
+    return f"{step_name}: exit code {step_exit.exit_code}"

@@ -115,17 +115,18 @@ class ServiceContainers:
         """
         container_name, deadline = self._container_name(service), asyncio.get_running_loop().time() + READY_SECONDS
         while True:
-            exit_code, output = await self._run_tool(["inspect", "--format", "{{.State.Running}}", container_name])
-            if exit_code or output != "true":
+            exit_code, tool_output = await self._run_tool(["inspect", "--format", "{{.State.Running}}", container_name])
+            if exit_code or tool_output != "true":
                 raise StepFailed(f"service {service.name}: it ended before it was ready; see its log", CODE)
             if not service.health:
                 return
-            exit_code, output = await self._run_tool(["exec", container_name, "sh", "-c", service.health])
+            exit_code, tool_output = await self._run_tool(["exec", container_name, "sh", "-c", service.health])
             if not exit_code:
                 return
             if asyncio.get_running_loop().time() > deadline:
                 raise StepFailed(
-                    f"service {service.name}: not ready after {READY_SECONDS:.0f} s; its health check: {output[-300:]}",
+                    f"service {service.name}: not ready after {READY_SECONDS:.0f} s; "
+                    f"its health check: {tool_output[-300:]}",
                     CODE,
                 )
             await asyncio.sleep(POLL_SECONDS)
@@ -136,17 +137,19 @@ class ServiceContainers:
         for port in service.ports:
             container_port = port.rpartition(":")[2]
             port_and_protocol = container_port if "/" in container_port else f"{container_port}/tcp"
-            exit_code, output = await self._run_tool(["port", self._container_name(service), port_and_protocol])
-            if not exit_code and output:
-                host_ports[container_port.partition("/")[0]] = output.splitlines()[0].rpartition(":")[2]
+            exit_code, tool_output = await self._run_tool(["port", self._container_name(service), port_and_protocol])
+            if not exit_code and tool_output:
+                host_ports[container_port.partition("/")[0]] = tool_output.splitlines()[0].rpartition(":")[2]
         return host_ports
 
     async def _log_output(self) -> None:
         """Write the last lines that each service printed to the job's log."""
         for service_name, container_name in self._started_containers:
-            _, output = await self._run_tool(["logs", "--tail", str(MAX_LOG_LINES), container_name], with_errors=True)
-            for line in output.splitlines()[-MAX_LOG_LINES:]:
-                self._log.write_line(f"service {service_name}: {line}")
+            _, tool_output = await self._run_tool(
+                ["logs", "--tail", str(MAX_LOG_LINES), container_name], with_errors=True
+            )
+            for output_line in tool_output.splitlines()[-MAX_LOG_LINES:]:
+                self._log.write_line(f"service {service_name}: {output_line}")
 
     async def close(self, *, is_failed: bool = False) -> None:
         """Remove all containers and their network. If the job failed, log the last output of the services first."""
@@ -160,9 +163,9 @@ class ServiceContainers:
 
     async def _run_checked(self, arguments: list[str], subject: str, env: dict[str, str] | None = None) -> None:
         """Run podman or docker. Raise `StepFailed`, which names `subject`, if it fails."""
-        exit_code, output = await self._run_tool(arguments, env)
+        exit_code, tool_output = await self._run_tool(arguments, env)
         if exit_code:
-            raise StepFailed(f"{subject} did not start: {output[-500:]}", CODE)
+            raise StepFailed(f"{subject} did not start: {tool_output[-500:]}", CODE)
 
     async def _run_tool(
         self, arguments: list[str], env: dict[str, str] | None = None, *, with_errors: bool = False
@@ -180,7 +183,7 @@ class ServiceContainers:
             env=service_env | tool_environment(),
         )
         try:
-            output, error_output = await asyncio.wait_for(process.communicate(), TOOL_SECONDS)
+            tool_output, error_output = await asyncio.wait_for(process.communicate(), TOOL_SECONDS)
         except TimeoutError:
             return 1, f"{Path(self._tool).name} {arguments[0]} did not end within {TOOL_SECONDS:.0f} s"
         finally:
@@ -189,19 +192,23 @@ class ServiceContainers:
                     process.kill()
                 await process.wait()
         exit_code = process.returncode or 0
-        return exit_code, ((error_output or output) if exit_code else output).decode(errors="replace").strip()
+        return exit_code, ((error_output or tool_output) if exit_code else tool_output).decode(errors="replace").strip()
 
 
-def _published(service_name: str, port: str) -> str:
+def _published(service_name: str, port_mapping: str) -> str:
     """Return the argument of `--publish` that publishes a port of a service on the loopback interface."""
-    host_port, _, container_port = port.rpartition(":")
+    host_port, _, container_port = port_mapping.rpartition(":")
     port_number, _, protocol = container_port.partition("/")
-    if not all(part.isascii() and part.isdecimal() for part in (port_number, *([host_port] if host_port else []))):
+    if not all(
+        port_part.isascii() and port_part.isdecimal()
+        for port_part in (port_number, *([host_port] if host_port else []))
+    ):
         raise Refused(
-            "bad_spec", f"service {service_name!r}: {port[:80]!r} is not a port; expected e.g. 5432 or 5432:5432"
+            "bad_spec",
+            f"service {service_name!r}: {port_mapping[:80]!r} is not a port; expected e.g. 5432 or 5432:5432",
         )
     if protocol not in ("", "tcp", "udp"):
         raise Refused(
-            "bad_spec", f"service {service_name!r}: {port[:80]!r} is not a port; expected tcp or udp after '/'"
+            "bad_spec", f"service {service_name!r}: {port_mapping[:80]!r} is not a port; expected tcp or udp after '/'"
         )
     return f"127.0.0.1:{host_port}:{container_port}"

@@ -29,7 +29,7 @@ class ShellCommand(msgspec.Struct, frozen=True):
     shell: tuple[str, ...] = SHELL
 
 
-def shell_command(shell: str, script: str, layout: Layout, index: int) -> ShellCommand:
+def shell_command(shell: str, script: str, layout: Layout, step_index: int) -> ShellCommand:
     """Return the command that runs a script in a shell.
 
     The script is written to a file if the shell takes a file, or if it is too large for an argument.
@@ -40,17 +40,19 @@ def shell_command(shell: str, script: str, layout: Layout, index: int) -> ShellC
         if len(script.encode("utf-8", "surrogatepass")) <= MAX_ARGUMENT_BYTES:
             return ShellCommand(script)
         shell_name = _LARGE_SCRIPT_SHELL
-    template, suffix = SHELLS.get(shell_name, (shell_name, ""))
-    if "{0}" not in template or "\0" in template:
+    command_template, file_suffix = SHELLS.get(shell_name, (shell_name, ""))
+    if "{0}" not in command_template or "\0" in command_template:
         raise Refused(
             "bad_spec",
             f"the shell {shell[:80]!r} is not known; use {', '.join(SHELLS)}, or a command with {{0}} for the script",
         )
     try:
-        arguments = shlex.split(template)
+        template_words = shlex.split(command_template)
     except ValueError as error:
         raise Refused("bad_spec", f"the shell {shell[:80]!r} cannot be read: {error}") from None
-    script_path = str(write_file(layout.root, f"{layout.relative(layout.temp)}/script-{index}{suffix}", script))
+    script_path = str(
+        write_file(layout.root, f"{layout.relative(layout.temp)}/script-{step_index}{file_suffix}", script)
+    )
     return ShellCommand(
-        "exec " + shlex.join(argument.replace("{0}", script_path) for argument in arguments), ("sh", "-c")
+        "exec " + shlex.join(argument.replace("{0}", script_path) for argument in template_words), ("sh", "-c")
     )

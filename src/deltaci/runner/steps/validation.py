@@ -65,8 +65,8 @@ class RuleChecker:
         if not rules:
             return result
         with log.section(VALIDATE, "validate"):
-            for index, rule in enumerate(rules):
-                rule_name = log.masked_line(_describe_rule(rule) or f"{index + 1}", MAX_CHARS)
+            for rule_index, rule in enumerate(rules):
+                rule_name = log.masked_line(_describe_rule(rule) or f"{rule_index + 1}", MAX_CHARS)
                 outcome = await self._check_rule(rule, rule_name)
                 verdict = RuleResult(
                     rule=rule_name,
@@ -79,7 +79,7 @@ class RuleChecker:
         summary_text = next((describe_result(verdict) for verdict in verdicts if not verdict.is_passed), result.summary)
         return structs.replace(result, verdicts=verdicts, summary=summary_text)
 
-    async def _check_rule(self, rule: ValidationRule, name: str) -> RuleOutcome:
+    async def _check_rule(self, rule: ValidationRule, rule_name: str) -> RuleOutcome:
         """Check one rule of any kind and return its outcome."""
         kinds = [kind for kind in KINDS if getattr(rule, kind)]
         if len(kinds) != 1:
@@ -88,9 +88,9 @@ class RuleChecker:
             )
         try:
             if rule.run:
-                return _check_exit(await self._steps.run_rule(await self._interpolate(rule.run), name))
+                return _check_exit(await self._steps.run_rule(await self._interpolate(rule.run), rule_name))
             if rule.result:
-                return await self._check_result(rule.result, name)
+                return await self._check_result(rule.result, rule_name)
         except Refused as refused:
             return RuleOutcome(False, refused.message, "a command that can be run")
         run_in_thread = self._job.transfers.run_in_thread
@@ -106,7 +106,7 @@ class RuleChecker:
 
     # -- commands
 
-    async def _check_result(self, script: str, name: str) -> RuleOutcome:
+    async def _check_result(self, command: str, rule_name: str) -> RuleOutcome:
         """Run a command that prints its verdict as a JSON object, and return the outcome.
 
         If the verdict is that the rule passed, the exit code must be 0, too.
@@ -116,58 +116,64 @@ class RuleChecker:
         def on_output(chunk: bytes) -> None:
             printed.extend(chunk[: MAX_PRINTED_BYTES + 1 - len(printed)])
 
-        exit_outcome = _check_exit(await self._steps.run_rule(await self._interpolate(script), name, on_output))
+        exit_outcome = _check_exit(await self._steps.run_rule(await self._interpolate(command), rule_name, on_output))
         if len(printed) > MAX_PRINTED_BYTES:
             return RuleOutcome(False, f"more than {MAX_PRINTED_BYTES} bytes", "a JSON object with 'passed'")
         verdict = _parse_verdict(bytes(printed))
         if verdict is None:
             verdict_text = bytes(printed).decode("utf-8", "replace").strip()
             printed_text = f"it printed {verdict_text!r}" if verdict_text else "it printed nothing"
-            actual = f"{exit_outcome.actual}, and {printed_text}"
-            return RuleOutcome(False, actual, "a JSON object with 'passed', true or false")
-        actual, expected = _to_text(verdict.get("found")), _to_text(verdict.get("wanted"))
+            actual_text = f"{exit_outcome.actual}, and {printed_text}"
+            return RuleOutcome(False, actual_text, "a JSON object with 'passed', true or false")
+        actual_text, expected_text = _to_text(verdict.get("found")), _to_text(verdict.get("wanted"))
         if verdict["passed"] and not exit_outcome.is_passed:
             return RuleOutcome(False, f"'passed', but {exit_outcome.actual}", exit_outcome.expected)
-        return RuleOutcome(verdict["passed"], actual or _to_text(verdict["passed"]), expected or "that it passes")
+        return RuleOutcome(
+            verdict["passed"], actual_text or _to_text(verdict["passed"]), expected_text or "that it passes"
+        )
 
     # -- files
 
-    def _check_files(self, patterns: list[str], contains: str) -> RuleOutcome:
-        """Check that a file matches each pattern and, with `contains`, that each file has a matching line."""
+    def _check_files(self, path_patterns: list[str], content_pattern: str) -> RuleOutcome:
+        """Check that a file matches each pattern and, with `content_pattern`, that each file has a matching line."""
         interpolate, workspace = self._job.expressions.interpolate, self._job.layout.workspace
-        expected = "a file for each pattern"
+        expected_text = "a file for each pattern"
         try:
-            if contains:
-                expected = f"a line with {contains!r} in each file"
-                log_patterns.check(contains)
-            rules = [ArtifactRule(path_glob=interpolate(pattern)) for pattern in patterns]
+            if content_pattern:
+                expected_text = f"a line with {content_pattern!r} in each file"
+                log_patterns.check(content_pattern)
+            rules = [ArtifactRule(path_glob=interpolate(pattern)) for pattern in path_patterns]
             matching_files, unmatched_rules = search_files(workspace, rules, BOUNDS)
             if unmatched_rules:
                 return RuleOutcome(
-                    False, f"no file for {_list_names(rule.path_glob for rule in unmatched_rules)}", expected
+                    False, f"no file for {_list_names(rule.path_glob for rule in unmatched_rules)}", expected_text
                 )
-            if contains and sum(matching_file.bytes for matching_file in matching_files) > MAX_READ_BYTES:
-                return RuleOutcome(False, f"files of more than {MAX_READ_BYTES} bytes", expected)
+            if content_pattern and sum(matching_file.bytes for matching_file in matching_files) > MAX_READ_BYTES:
+                return RuleOutcome(False, f"files of more than {MAX_READ_BYTES} bytes", expected_text)
             paths_without_match = (
-                [matching_file.path for matching_file in matching_files if not self._has_line(matching_file, contains)]
-                if contains
+                [
+                    matching_file.path
+                    for matching_file in matching_files
+                    if not self._has_line(matching_file, content_pattern)
+                ]
+                if content_pattern
                 else []
             )
         except (BadPattern, Refused, OSError) as error:
-            return RuleOutcome(False, _error_message(error), expected)
+            return RuleOutcome(False, _error_message(error), expected_text)
         if paths_without_match:
-            return RuleOutcome(False, f"none in {_list_names(paths_without_match)}", expected)
-        return RuleOutcome(True, f"{len(matching_files)} files", expected)
+            return RuleOutcome(False, f"none in {_list_names(paths_without_match)}", expected_text)
+        return RuleOutcome(True, f"{len(matching_files)} files", expected_text)
 
-    def _has_line(self, match: ArtifactFile, pattern: str) -> bool:
+    def _has_line(self, matching_file: ArtifactFile, pattern: str) -> bool:
         """Return whether a line of the file matches.
 
         Long lines are searched in overlapping pieces, to bound the time.
         """
         search, stride, read_byte_count = re.compile(pattern).search, MAX_LINE_CHARS // 2, 0
-        with open_file(self._job.layout.workspace, match) as file:
-            while read_byte_count < match.bytes and (
-                encoded_text := file.readline(min(MAX_LINE_BYTES, match.bytes - read_byte_count))
+        with open_file(self._job.layout.workspace, matching_file) as opened_file:
+            while read_byte_count < matching_file.bytes and (
+                encoded_text := opened_file.readline(min(MAX_LINE_BYTES, matching_file.bytes - read_byte_count))
             ):
                 read_byte_count += len(encoded_text)
                 decoded_text = encoded_text.decode("utf-8", "replace").rstrip("\r\n")
@@ -177,59 +183,64 @@ class RuleChecker:
                 ):
                     return True
                 if self._seconds_left() <= 0:
-                    raise Refused("too_large", f"{match.path!r} is so large that the job timed out during the search")
+                    raise Refused(
+                        "too_large", f"{matching_file.path!r} is so large that the job timed out during the search"
+                    )
         return False
 
     # -- reports
 
-    def _check_tests(self, pattern: str, min_tests: int) -> RuleOutcome:
+    def _check_tests(self, path_pattern: str, min_tests: int) -> RuleOutcome:
         """Check that test reports have enough tests and that no test failed."""
-        expected = f"at least {min_tests} tests, and none that failed" if min_tests else "no test that failed"
+        expected_text = f"at least {min_tests} tests, and none that failed" if min_tests else "no test that failed"
         try:
-            reports = self._find_reports(self._job.expressions.interpolate(pattern), MAX_REPORTS_BYTES)
+            reports = self._find_reports(self._job.expressions.interpolate(path_pattern), MAX_REPORTS_BYTES)
             if not reports:
-                return RuleOutcome(False, f"no test report at {pattern!r}", expected)
+                return RuleOutcome(False, f"no test report at {path_pattern!r}", expected_text)
             error_messages: list[str] = []
             totals = junit.read(
                 [(report.path, self._read_file(report)) for report in reports],
                 lambda refused: error_messages.append(refused.message),
             )
         except (Refused, OSError) as error:
-            return RuleOutcome(False, _error_message(error), expected)
+            return RuleOutcome(False, _error_message(error), expected_text)
         if error_messages:
-            return RuleOutcome(False, error_messages[0], expected)
+            return RuleOutcome(False, error_messages[0], expected_text)
         failures_text = ""
         if totals.failed or totals.errors:
             joined_names = ", ".join(totals.failed_names[:MAX_NAMES])
             failures_text = f", {totals.failed} failed and {totals.errors} with errors ({joined_names})"
         is_passed = not failures_text and totals.tests >= min_tests
-        return RuleOutcome(is_passed, f"{totals.tests} tests{failures_text}", expected)
+        return RuleOutcome(is_passed, f"{totals.tests} tests{failures_text}", expected_text)
 
     def _check_number(self, rule: NumberRule) -> RuleOutcome:
         """Check that the number at a path of the report is within the rule's range."""
-        expected = describe_range(rule)
+        expected_text = describe_range(rule)
         try:
             report_path = report_paths.parse(rule.at)
             reports = self._find_reports(self._job.expressions.interpolate(rule.report), MAX_REPORT_BYTES)
             if len(reports) != 1:
                 count_text = f"{len(reports)} reports" if reports else "no report"
-                return RuleOutcome(False, f"{count_text} at {rule.report!r}", f"one, with {expected}")
-            value, value_text = read_number(self._read_file(reports[0]), report_path)
+                return RuleOutcome(False, f"{count_text} at {rule.report!r}", f"one, with {expected_text}")
+            report_value, value_text = read_number(self._read_file(reports[0]), report_path)
         except (BadPattern, Refused, OSError) as error:
-            return RuleOutcome(False, _error_message(error), expected)
-        is_low, is_high = rule.min is not None and value < rule.min, rule.max is not None and value > rule.max
-        return RuleOutcome(not is_low and not is_high, value_text, expected)
+            return RuleOutcome(False, _error_message(error), expected_text)
+        is_low, is_high = (
+            rule.min is not None and report_value < rule.min,
+            rule.max is not None and report_value > rule.max,
+        )
+        return RuleOutcome(not is_low and not is_high, value_text, expected_text)
 
-    def _find_reports(self, pattern: str, max_bytes: int) -> list[ArtifactFile]:
+    def _find_reports(self, path_pattern: str, max_bytes: int) -> list[ArtifactFile]:
         """Return the files that match the pattern. Raise `Refused` if they are too large together."""
-        reports = find_files(self._job.layout.workspace, [ArtifactRule(path_glob=pattern)], BOUNDS)
+        reports = find_files(self._job.layout.workspace, [ArtifactRule(path_glob=path_pattern)], BOUNDS)
         if sum(report.bytes for report in reports) > max_bytes:
             raise Refused("too_large", f"reports of more than {max_bytes} bytes")
         return reports
 
-    def _read_file(self, match: ArtifactFile) -> bytes:
-        with open_file(self._job.layout.workspace, match) as file:
-            return file.read(match.bytes)
+    def _read_file(self, matching_file: ArtifactFile) -> bytes:
+        with open_file(self._job.layout.workspace, matching_file) as opened_file:
+            return opened_file.read(matching_file.bytes)
 
 
 def describe_range(rule: NumberRule) -> str:
@@ -250,13 +261,13 @@ def _describe_rule(rule: ValidationRule) -> str:
 
 def _check_exit(command_exit: Exit) -> RuleOutcome:
     """Return the outcome of a rule whose command must exit with 0."""
-    expected = "exit code 0"
+    expected_text = "exit code 0"
     if command_exit.is_timed_out:
-        actual = f"that it took too long, and was stopped after {command_exit.seconds:.1f} s"
-        return RuleOutcome(False, actual, expected)
+        actual_text = f"that it took too long, and was stopped after {command_exit.seconds:.1f} s"
+        return RuleOutcome(False, actual_text, expected_text)
     if command_exit.signal is not None:
-        return RuleOutcome(False, f"that signal {command_exit.signal} killed it", expected)
-    return RuleOutcome(command_exit.exit_code == 0, f"exit code {command_exit.exit_code}", expected)
+        return RuleOutcome(False, f"that signal {command_exit.signal} killed it", expected_text)
+    return RuleOutcome(command_exit.exit_code == 0, f"exit code {command_exit.exit_code}", expected_text)
 
 
 def _parse_verdict(printed: bytes) -> dict[str, Any] | None:

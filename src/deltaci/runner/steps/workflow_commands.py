@@ -39,25 +39,25 @@ class WorkflowCommandInterpreter:
         chunk = self._pending_line + chunk
         self._pending_line = b""
         written_end = 0  # The data before this position has been written.
-        position = 0
-        while position < len(chunk):
-            if self._is_at_line_start and b"::".startswith(chunk[position : position + 2]):
-                end_position = chunk.find(b"\n", position)
-                if end_position < 0 and len(chunk) - position <= MAX_LINE_BYTES:
-                    self._write(chunk[written_end:position])
-                    self._pending_line = chunk[position:]
+        start_offset = 0
+        while start_offset < len(chunk):
+            if self._is_at_line_start and b"::".startswith(chunk[start_offset : start_offset + 2]):
+                end_position = chunk.find(b"\n", start_offset)
+                if end_position < 0 and len(chunk) - start_offset <= MAX_LINE_BYTES:
+                    self._write(chunk[written_end:start_offset])
+                    self._pending_line = chunk[start_offset:]
                     return
                 end_position = len(chunk) if end_position < 0 else end_position + 1
-                if end_position - position <= MAX_LINE_BYTES:
-                    self._write(chunk[written_end:position])
-                    self._execute(chunk[position:end_position])
+                if end_position - start_offset <= MAX_LINE_BYTES:
+                    self._write(chunk[written_end:start_offset])
+                    self._execute(chunk[start_offset:end_position])
                     written_end = end_position
                 self._is_at_line_start = chunk[end_position - 1 : end_position] == b"\n"
-                position = end_position
+                start_offset = end_position
                 continue
-            end_position = chunk.find(b"\n", position)
+            end_position = chunk.find(b"\n", start_offset)
             self._is_at_line_start = end_position >= 0
-            position = len(chunk) if end_position < 0 else end_position + 1
+            start_offset = len(chunk) if end_position < 0 else end_position + 1
         self._write(chunk[written_end:])
 
     def finish(self) -> None:

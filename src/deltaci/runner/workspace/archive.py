@@ -56,12 +56,18 @@ def workspace_relative_path(cached_folder: str) -> str:
 
     `~` stands for the workspace, which is the HOME of every step.
     """
-    names = [name for name in cached_folder.removeprefix("~/").split("/") if name not in ("", ".")]
-    if cached_folder.startswith("/") or ".." in names or "\0" in cached_folder or not names or cached_folder == "~":
+    path_parts = [path_part for path_part in cached_folder.removeprefix("~/").split("/") if path_part not in ("", ".")]
+    if (
+        cached_folder.startswith("/")
+        or ".." in path_parts
+        or "\0" in cached_folder
+        or not path_parts
+        or cached_folder == "~"
+    ):
         raise Refused(
             "bad_request", f"the path {cached_folder[:80]!r} is not inside the workspace; name a folder in it"
         )
-    return "/".join(names)
+    return "/".join(path_parts)
 
 
 # -- packing
@@ -74,14 +80,14 @@ class _Packer:
         self.entries = 0
         self.bytes = 0
 
-    def add(self, parent_fd: int, name: str, path: str) -> None:
+    def add(self, parent_fd: int, entry_name: str, path: str) -> None:
         """Add this entry of the folder, with everything in it. Skip sockets, devices and unsafe links."""
-        status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+        entry_status = os.stat(entry_name, dir_fd=parent_fd, follow_symlinks=False)
         tar_info = tarfile.TarInfo(path)
-        tar_info.mode, tar_info.mtime = status.st_mode & 0o777, int(status.st_mtime)
-        if stat.S_ISDIR(status.st_mode):
+        tar_info.mode, tar_info.mtime = entry_status.st_mode & 0o777, int(entry_status.st_mtime)
+        if stat.S_ISDIR(entry_status.st_mode):
             tar_info.type = tarfile.DIRTYPE
-            folder_fd = os.open(name, FOLDER_FLAGS, dir_fd=parent_fd)
+            folder_fd = os.open(entry_name, FOLDER_FLAGS, dir_fd=parent_fd)
             try:
                 self._count_entry(path, 0)
                 self._tar.addfile(tar_info)
@@ -89,16 +95,16 @@ class _Packer:
                     self.add(folder_fd, child_name, f"{path}/{child_name}")
             finally:
                 os.close(folder_fd)
-        elif stat.S_ISLNK(status.st_mode):
-            tar_info.type, tar_info.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=parent_fd)
+        elif stat.S_ISLNK(entry_status.st_mode):
+            tar_info.type, tar_info.linkname = tarfile.SYMTYPE, os.readlink(entry_name, dir_fd=parent_fd)
             if _is_safe_link(path, tar_info.linkname):
                 self._count_entry(path, 0)
                 self._tar.addfile(tar_info)
-        elif stat.S_ISREG(status.st_mode):
-            with os.fdopen(os.open(name, _FILE, dir_fd=parent_fd), "rb") as file:
-                tar_info.size = os.fstat(file.fileno()).st_size
+        elif stat.S_ISREG(entry_status.st_mode):
+            with os.fdopen(os.open(entry_name, _FILE, dir_fd=parent_fd), "rb") as opened_file:
+                tar_info.size = os.fstat(opened_file.fileno()).st_size
                 self._count_entry(path, tar_info.size)
-                self._tar.addfile(tar_info, file)
+                self._tar.addfile(tar_info, opened_file)
 
     def _count_entry(self, path: str, size: int) -> None:
         """Count an entry. Raise `Refused` if the archive then exceeds its limits."""
@@ -120,8 +126,8 @@ def pack(root: Path, paths: list[str], target_file: BinaryIO, limits: ArchiveLim
         packer = _Packer(tar, limits)
         for path in sorted(set(paths)):
             try:
-                with open_parent(root_fd, path) as (parent_fd, name):
-                    packer.add(parent_fd, name, path)
+                with open_parent(root_fd, path) as (parent_fd, entry_name):
+                    packer.add(parent_fd, entry_name, path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
     return ArchiveSize(entries=packer.entries, bytes=packer.bytes)
@@ -133,8 +139,8 @@ def pack(root: Path, paths: list[str], target_file: BinaryIO, limits: ArchiveLim
 class _BoundedReader:
     """A file-like object that decompresses a file, forwards only, and refuses more than a maximum size."""
 
-    def __init__(self, file: BinaryIO, max_bytes: int) -> None:
-        self._decompressed_file = gzip.GzipFile(fileobj=file, mode="rb")
+    def __init__(self, limited_file: BinaryIO, max_bytes: int) -> None:
+        self._decompressed_file = gzip.GzipFile(fileobj=limited_file, mode="rb")
         self._remaining_bytes = max_bytes
         self._position = 0
 
@@ -163,7 +169,7 @@ class _BoundedReader:
         return self._position
 
 
-def unpack(root: Path, source: BinaryIO, limits: ArchiveLimits = _DEFAULT) -> ArchiveSize:
+def unpack(root: Path, archive_file: BinaryIO, limits: ArchiveLimits = _DEFAULT) -> ArchiveSize:
     """Unpack an archive into the root, which must be empty and private, and return its size.
 
     Raise `Refused` at the first invalid entry.
@@ -174,7 +180,9 @@ def unpack(root: Path, source: BinaryIO, limits: ArchiveLimits = _DEFAULT) -> Ar
     try:
         with (
             open_folder(root) as root_fd,
-            tarfile.open(fileobj=cast(BinaryIO, _BoundedReader(source, max_bytes)), mode="r:", encoding="utf-8") as tar,
+            tarfile.open(
+                fileobj=cast(BinaryIO, _BoundedReader(archive_file, max_bytes)), mode="r:", encoding="utf-8"
+            ) as tar,
         ):
             while (entry := tar.next()) is not None:
                 tar.members = []  # type: ignore[attr-defined]  # Otherwise it keeps all entries in memory.
@@ -192,53 +200,59 @@ def unpack(root: Path, source: BinaryIO, limits: ArchiveLimits = _DEFAULT) -> Ar
 
 def _create_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, root_fd: int, limits: ArchiveLimits) -> None:
     """Check one entry of an archive and create it below the root. Raise `Refused` if it is not allowed."""
-    names = entry.name.removesuffix("/").split("/")
+    path_parts = entry.name.removesuffix("/").split("/")
     if len(entry.name.encode("utf-8", "surrogateescape")) > MAX_PATH_BYTES:
         raise Refused("unreadable", f"the archive has an entry {entry.name[:80]!r} with a path that is too long")
-    if any(name in ("", ".", "..") or "\0" in name for name in names) or len(names) > limits.depth + 1:
+    if (
+        any(entry_name in ("", ".", "..") or "\0" in entry_name for entry_name in path_parts)
+        or len(path_parts) > limits.depth + 1
+    ):
         raise Refused("unreadable", f"the archive has an entry {entry.name[:80]!r}, which leads elsewhere")
     if entry.issparse() or entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE):
         raise Refused("unreadable", f"the archive has an entry {entry.name[:80]!r} that is no file, folder or link")
-    if entry.issym() and not _is_safe_link("/".join(names), entry.linkname):
+    if entry.issym() and not _is_safe_link("/".join(path_parts), entry.linkname):
         raise Refused("unreadable", f"the archive has a link {entry.name[:80]!r} that leads elsewhere")
-    with _open_parent_of_entry(root_fd, names) as (parent_fd, name):
+    with _open_parent_of_entry(root_fd, path_parts) as (parent_fd, entry_name):
         if entry.issym():
-            os.symlink(entry.linkname, name, dir_fd=parent_fd)
+            os.symlink(entry.linkname, entry_name, dir_fd=parent_fd)
             return
         if entry.isdir():
-            os.mkdir(name, 0o700, dir_fd=parent_fd)
-            descriptor = os.open(name, FOLDER_FLAGS, dir_fd=parent_fd)
+            os.mkdir(entry_name, 0o700, dir_fd=parent_fd)
+            entry_fd = os.open(entry_name, FOLDER_FLAGS, dir_fd=parent_fd)
         else:
-            descriptor = os.open(name, _NEW_FILE, 0o600, dir_fd=parent_fd)
+            entry_fd = os.open(entry_name, _NEW_FILE, 0o600, dir_fd=parent_fd)
         try:
             if entry.isreg():
-                _copy(tar, entry, descriptor)
-            os.fchmod(descriptor, entry.mode & 0o777 | (0o700 if entry.isdir() else 0o600))
+                _copy(tar, entry, entry_fd)
+            os.fchmod(entry_fd, entry.mode & 0o777 | (0o700 if entry.isdir() else 0o600))
             mtime = min(max(0, int(entry.mtime)), MAX_SECONDS)
-            os.utime(descriptor, (mtime, mtime))
+            os.utime(entry_fd, (mtime, mtime))
         finally:
-            os.close(descriptor)
+            os.close(entry_fd)
 
 
 @contextmanager
-def _open_parent_of_entry(root_fd: int, names: list[str]) -> Iterator[tuple[int, str]]:
+def _open_parent_of_entry(root_fd: int, path_parts: list[str]) -> Iterator[tuple[int, str]]:
     """Yield the opened parent folder of an entry and its name. Missing folders are created.
 
     An archive of the path `a/b` has no entry `a`.
     """
-    entry_path = "/".join(names)
+    entry_path = "/".join(path_parts)
     with ExitStack() as stack:
         try:
             parent_and_name = stack.enter_context(open_parent(root_fd, entry_path))
         except FileNotFoundError:
-            for depth in range(1, len(names)):
-                with open_parent(root_fd, "/".join(names[:depth])) as (parent_fd, name), suppress(FileExistsError):
-                    os.mkdir(name, 0o755, dir_fd=parent_fd)
+            for depth in range(1, len(path_parts)):
+                with (
+                    open_parent(root_fd, "/".join(path_parts[:depth])) as (parent_fd, folder_name),
+                    suppress(FileExistsError),
+                ):
+                    os.mkdir(folder_name, 0o755, dir_fd=parent_fd)
             parent_and_name = stack.enter_context(open_parent(root_fd, entry_path))
         yield parent_and_name
 
 
-def _copy(tar: tarfile.TarFile, entry: tarfile.TarInfo, descriptor: int) -> None:
+def _copy(tar: tarfile.TarFile, entry: tarfile.TarInfo, target_fd: int) -> None:
     """Write the content of an entry to an opened file."""
     entry_file = tar.extractfile(entry)
     remaining = entry.size
@@ -248,23 +262,23 @@ def _copy(tar: tarfile.TarFile, entry: tarfile.TarInfo, descriptor: int) -> None
             raise EOFError("it ends in the middle of a file")
         remaining -= len(chunk)
         while chunk:
-            chunk = chunk[os.write(descriptor, chunk) :]
+            chunk = chunk[os.write(target_fd, chunk) :]
 
 
-def _is_safe_link(path: str, target: str) -> bool:
+def _is_safe_link(link_path: str, target: str) -> bool:
     """Return whether a link's `..` parts come first and climb no higher than the root."""
     target_parts = target.split("/")
     climb_count = next((index for index, path_part in enumerate(target_parts) if path_part != ".."), len(target_parts))
     is_plain = (
         bool(target) and not target.startswith("/") and "\0" not in target and ".." not in target_parts[climb_count:]
     )
-    return is_plain and climb_count <= path.count("/")
+    return is_plain and climb_count <= link_path.count("/")
 
 
-def move_if_absent(source: Path, root: Path, path: str) -> bool:
+def move_if_absent(source_root: Path, root: Path, path: str) -> bool:
     """Move an entry to the same path below the root, if nothing exists there. Return whether it was moved."""
     *folders, name = path.split("/")
-    with open_folder(source) as source_root_fd, open_folder(root) as target_root_fd:
+    with open_folder(source_root) as source_root_fd, open_folder(root) as target_root_fd:
         parent_prefix = ""
         for folder in folders:
             with (

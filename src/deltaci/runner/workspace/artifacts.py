@@ -66,14 +66,14 @@ class _Pattern:
         """Return the possible states before the first name of a path."""
         return self._skip_wildcards({0})
 
-    def step(self, states: frozenset[int], name: str) -> frozenset[int]:
+    def step(self, states: frozenset[int], entry_name: str) -> frozenset[int]:
         """Return the possible states after one more name. A complete match remains one for everything below it."""
         next_states: set[int] = set()
         for state in states:
             next_part = self._parts[state] if state < self.end else None
             if next_part is None:
                 next_states.add(state)
-            elif next_part.match(name):
+            elif next_part.match(entry_name):
                 next_states.add(state + 1)
         return self._skip_wildcards(next_states)
 
@@ -120,32 +120,37 @@ class _Search:
         with open_folder(self._workspace) as root_fd:
             self._walk(root_fd, root_fd, "", [pattern.start() for pattern in self._patterns], 0)
 
-    def _walk(self, root_fd: int, folder_fd: int, path: str, states: list[frozenset[int]], depth: int) -> None:
+    def _walk(self, root_fd: int, folder_fd: int, folder_path: str, states: list[frozenset[int]], depth: int) -> None:
         """Visit the entries of a folder that can still match a pattern."""
         if depth > self._limits.depth:
-            raise Refused("too_large", f"{path!r} is more than {self._limits.depth} folders deep; narrow the pattern")
+            raise Refused(
+                "too_large", f"{folder_path!r} is more than {self._limits.depth} folders deep; narrow the pattern"
+            )
         with os.scandir(folder_fd) as entries:
-            names = sorted(entry.name for entry in entries)
-        self._entry_count += len(names)
+            entry_names = sorted(entry.name for entry in entries)
+        self._entry_count += len(entry_names)
         if self._entry_count > self._limits.entries:
             raise Refused(
-                "too_large", f"more than {self._limits.entries} entries to search, up to {path!r}; narrow the pattern"
+                "too_large",
+                f"more than {self._limits.entries} entries to search, up to {folder_path!r}; narrow the pattern",
             )
-        for name in names:
-            next_states = [pattern.step(state, name) for pattern, state in zip(self._patterns, states, strict=True)]
+        for entry_name in entry_names:
+            next_states = [
+                pattern.step(state, entry_name) for pattern, state in zip(self._patterns, states, strict=True)
+            ]
             if any(next_states):
-                self._visit(root_fd, folder_fd, f"{path}{name}", name, next_states, depth)
+                self._visit(root_fd, folder_fd, f"{folder_path}{entry_name}", entry_name, next_states, depth)
 
     def _visit(
-        self, root_fd: int, folder_fd: int, path: str, name: str, states: list[frozenset[int]], depth: int
+        self, root_fd: int, folder_fd: int, entry_path: str, entry_name: str, states: list[frozenset[int]], depth: int
     ) -> None:
         """Walk into a folder, or add a file or link that matches a pattern."""
         try:
-            status = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
-            if stat.S_ISDIR(status.st_mode):
-                child_fd = os.open(name, FOLDER_FLAGS, dir_fd=folder_fd)
+            entry_status = os.stat(entry_name, dir_fd=folder_fd, follow_symlinks=False)
+            if stat.S_ISDIR(entry_status.st_mode):
+                child_fd = os.open(entry_name, FOLDER_FLAGS, dir_fd=folder_fd)
                 try:
-                    self._walk(root_fd, child_fd, f"{path}/", states, depth + 1)
+                    self._walk(root_fd, child_fd, f"{entry_path}/", states, depth + 1)
                 finally:
                     os.close(child_fd)
                 return
@@ -157,10 +162,10 @@ class _Search:
         if artifact_type is None:
             return
         count_before = len(self.files)
-        if stat.S_ISLNK(status.st_mode):
-            self._add_link_target(root_fd, path, artifact_type)
-        elif stat.S_ISREG(status.st_mode):
-            self._add_file(path, artifact_type, path, status)
+        if stat.S_ISLNK(entry_status.st_mode):
+            self._add_link_target(root_fd, entry_path, artifact_type)
+        elif stat.S_ISREG(entry_status.st_mode):
+            self._add_file(entry_path, artifact_type, entry_path, entry_status)
         if len(self.files) > count_before:
             self._matched_rule_indexes.update(
                 index for index, pattern in enumerate(self._patterns) if pattern.end in states[index]
@@ -170,19 +175,19 @@ class _Search:
         """Return the indexes of the rules that matched no file."""
         return [index for index in range(len(self._patterns)) if index not in self._matched_rule_indexes]
 
-    def _add_link_target(self, root_fd: int, path: str, artifact_type: str) -> None:
+    def _add_link_target(self, root_fd: int, link_path: str, artifact_type: str) -> None:
         """Add a link to a file inside the workspace under the link's name; skip other links."""
         workspace_root = self._workspace.resolve()
         try:
-            real_path = (workspace_root / path).resolve(strict=True).relative_to(workspace_root).as_posix()
-            with open_parent(root_fd, real_path) as (parent_fd, name):
-                status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+            real_path = (workspace_root / link_path).resolve(strict=True).relative_to(workspace_root).as_posix()
+            with open_parent(root_fd, real_path) as (parent_fd, file_name):
+                target_status = os.stat(file_name, dir_fd=parent_fd, follow_symlinks=False)
         except (OSError, ValueError, RuntimeError):
             return  # It leads outside, to nothing or in a circle, or has changed.
-        if stat.S_ISREG(status.st_mode):
-            self._add_file(path, artifact_type, real_path, status)
+        if stat.S_ISREG(target_status.st_mode):
+            self._add_file(link_path, artifact_type, real_path, target_status)
 
-    def _add_file(self, path: str, artifact_type: str, real_path: str, status: os.stat_result) -> None:
+    def _add_file(self, path: str, artifact_type: str, real_path: str, file_status: os.stat_result) -> None:
         """Add a file to the result. Raise `Refused` if a limit is exceeded or its name is not UTF-8."""
         try:
             path.encode()
@@ -190,17 +195,17 @@ class _Search:
             raise Refused("bad_request", f"the file name {os.fsencode(path)!r} is not UTF-8; rename the file") from None
         if len(self.files) == self._limits.files:
             raise Refused("too_large", f"more than {self._limits.files} artifacts, {path!r} is one too many; pack them")
-        self._total_bytes += status.st_size
+        self._total_bytes += file_status.st_size
         if self._total_bytes > self._limits.bytes:
             raise Refused("too_large", f"artifacts of more than {self._limits.bytes} bytes, up to {path!r}; keep less")
         self.files.append(
             ArtifactFile(
                 path=path,
                 type=artifact_type,
-                bytes=status.st_size,
+                bytes=file_status.st_size,
                 real_path=real_path,
-                device=status.st_dev,
-                inode=status.st_ino,
+                device=file_status.st_dev,
+                inode=file_status.st_ino,
             )
         )
 
@@ -233,12 +238,12 @@ def open_file(workspace: Path, file: ArtifactFile) -> BinaryIO:
     Read at most `file.bytes` bytes: it may still grow.
     """
     try:
-        with open_folder(workspace) as root_fd, open_parent(root_fd, file.real_path) as (parent_fd, name):
-            opened_file = os.fdopen(os.open(name, _FILE, dir_fd=parent_fd), "rb")
+        with open_folder(workspace) as root_fd, open_parent(root_fd, file.real_path) as (parent_fd, file_name):
+            opened_file = os.fdopen(os.open(file_name, _FILE, dir_fd=parent_fd), "rb")
     except OSError as error:
         raise Refused("not_found", f"{file.path!r} no longer exists: {error.strerror}") from None
-    status = os.fstat(opened_file.fileno())
-    if (status.st_dev, status.st_ino) != (file.device, file.inode) or not stat.S_ISREG(status.st_mode):
+    file_status = os.fstat(opened_file.fileno())
+    if (file_status.st_dev, file_status.st_ino) != (file.device, file.inode) or not stat.S_ISREG(file_status.st_mode):
         opened_file.close()
         raise Refused("not_found", f"{file.path!r} has been replaced since it was found; leave files in place")
     return opened_file

@@ -106,14 +106,24 @@ def _find_common_lock_files(workspace: Path) -> list[ArtifactFile]:
     This walks the workspace itself, to skip installed dependencies; `find_files` then checks each file.
     """
     lock_paths: list[str] = []
-    for folder, folders, files in os.walk(workspace, followlinks=False):
-        relative_folder = Path(folder).relative_to(workspace)
+    for folder_path, folder_names, file_names in os.walk(workspace, followlinks=False):
+        relative_folder = Path(folder_path).relative_to(workspace)
         is_deep = len(relative_folder.parts) >= MAX_DEPTH
-        folders[:] = [] if is_deep else [name for name in folders if name not in INSTALLED and not name.startswith(".")]
-        lock_paths.extend((relative_folder / file).as_posix() for file in files if file in COMMON_LOCK_FILES)
+        folder_names[:] = (
+            []
+            if is_deep
+            else [
+                folder_name
+                for folder_name in folder_names
+                if folder_name not in INSTALLED and not folder_name.startswith(".")
+            ]
+        )
+        lock_paths.extend(
+            (relative_folder / file_name).as_posix() for file_name in file_names if file_name in COMMON_LOCK_FILES
+        )
     if len(lock_paths) > _LIMITS.files:
         raise Refused("too_large", f"{len(lock_paths)} lock files, at most {_LIMITS.files}; name some in lock_files")
-    rules = [ArtifactRule(path_glob=escape_pattern(path)) for path in sorted(lock_paths)]
+    rules = [ArtifactRule(path_glob=escape_pattern(lock_path)) for lock_path in sorted(lock_paths)]
     return find_files(workspace, rules, _LIMITS)
 
 

@@ -64,70 +64,76 @@ class Caches:
             except (Refused, Unreachable, OSError) as error:
                 self._log.write_line(f"cache {rule.key!r}: {_reason(error)}; continuing without it")
 
-    async def restore_one(self, key: str, prefixes: list[str], paths: list[str], *, is_saved_on_miss: bool) -> str:
+    async def restore_one(
+        self, cache_key: str, prefixes: list[str], cached_paths: list[str], *, is_saved_on_miss: bool
+    ) -> str:
         """Restore the cache with this key, or else the newest one with one of the prefixes.
 
         Return the key of the restored cache; empty if there is none. If `is_saved_on_miss` and there is none with this
         key, the paths are saved under it when the job succeeds.
         """
         try:
-            relative_paths = [self._path_from_root(path) for path in paths]
-            if await self._restore(key, relative_paths, is_saved_on_miss=is_saved_on_miss):
-                return key
+            relative_paths = [self._path_from_root(path) for path in cached_paths]
+            if await self._restore(cache_key, relative_paths, is_saved_on_miss=is_saved_on_miss):
+                return cache_key
             for prefix in prefixes:
                 restored_key = await self._newest(prefix)
                 if restored_key and await self._restore(restored_key, relative_paths, is_saved_on_miss=False):
                     return restored_key
         except (Refused, Unreachable, OSError) as error:
-            self._log.write_line(f"cache {key!r}: {_reason(error)}; continuing without it")
+            self._log.write_line(f"cache {cache_key!r}: {_reason(error)}; continuing without it")
         return ""
 
-    async def _newest(self, prefix: str) -> str:
+    async def _newest(self, key_prefix: str) -> str:
         """Return the key of the newest cache whose key has this prefix; empty if there is none."""
         try:
             return await self._transfers.call(
-                lambda client, lease_id: client.newest_cache(lease_id, prefix), TIMEOUT_SECONDS
+                lambda client, lease_id: client.newest_cache(lease_id, key_prefix), TIMEOUT_SECONDS
             )
         except Refused as refused:
             if refused.code != "not_found":
                 raise
             return ""
 
-    def _path_from_root(self, path: str) -> str:
+    def _path_from_root(self, path_from_workspace: str) -> str:
         """Return a path that starts at the workspace as a path that starts at the root of the job's folders."""
-        return workspace_relative_path(path) if self._layout.is_single_folder else self._layout.resolve(path)
+        return (
+            workspace_relative_path(path_from_workspace)
+            if self._layout.is_single_folder
+            else self._layout.resolve(path_from_workspace)
+        )
 
-    async def _restore(self, key: str, paths: list[str], *, is_saved_on_miss: bool = True) -> bool:
+    async def _restore(self, cache_key: str, cached_paths: list[str], *, is_saved_on_miss: bool = True) -> bool:
         """Download a cache and move these paths of it into the job's folders. Return whether the cache exists.
 
         If it does not and `is_saved_on_miss`, remember to save it after a success.
         """
-        with self._temporary_file() as file:
+        with self._temporary_file() as archive_file:
             try:
                 archive_bytes = await self._transfers.download(
-                    _transfer_path(key), file, MAX_CACHE_BYTES, TIMEOUT_SECONDS
+                    _transfer_path(cache_key), archive_file, MAX_CACHE_BYTES, TIMEOUT_SECONDS
                 )
             except Refused as refused:
                 if refused.code != "not_found":
                     raise
                 if is_saved_on_miss:
-                    self._unsaved_caches.append(_UnsavedCache(key, paths))
+                    self._unsaved_caches.append(_UnsavedCache(cache_key, cached_paths))
                 consequence = "it is saved when the job succeeds" if is_saved_on_miss else "continuing without it"
-                self._log.write_line(f"cache {key!r}: not found; {consequence}")
+                self._log.write_line(f"cache {cache_key!r}: not found; {consequence}")
                 return False
-            moved_paths = await self._transfers.run_in_thread(self._unpack, file, paths)
+            moved_paths = await self._transfers.run_in_thread(self._unpack, archive_file, cached_paths)
         self._log.write_line(
-            f"cache {key!r}: {archive_bytes} bytes, {', '.join(moved_paths) or 'none of the requested paths'}"
+            f"cache {cache_key!r}: {archive_bytes} bytes, {', '.join(moved_paths) or 'none of the requested paths'}"
         )
         return True
 
-    def _unpack(self, file: BinaryIO, paths: list[str]) -> list[str]:
+    def _unpack(self, archive_file: BinaryIO, cached_paths: list[str]) -> list[str]:
         """Move those of the paths that the archive has, and the job has not, into the job's folders. Return them."""
         staging_folder = Path(tempfile.mkdtemp(dir=self._folder, prefix="cache-"))
         try:
-            file.seek(0)
-            unpack(staging_folder, file)
-            return [path for path in paths if move_if_absent(staging_folder, self._layout.root, path)]
+            archive_file.seek(0)
+            unpack(staging_folder, archive_file)
+            return [path for path in cached_paths if move_if_absent(staging_folder, self._layout.root, path)]
         finally:
             shutil.rmtree(staging_folder, ignore_errors=True)
 
@@ -143,9 +149,11 @@ class Caches:
 
     async def _save_cache(self, unsaved_cache: _UnsavedCache) -> int:
         """Pack and upload one cache. Return how many bytes the server stored."""
-        with self._temporary_file() as file:
-            archive_size = await self._transfers.run_in_thread(pack, self._layout.root, unsaved_cache.paths, file)
-            archive_bytes = file.tell()
+        with self._temporary_file() as archive_file:
+            archive_size = await self._transfers.run_in_thread(
+                pack, self._layout.root, unsaved_cache.paths, archive_file
+            )
+            archive_bytes = archive_file.tell()
             if not archive_size.entries:
                 self._log.write_line(
                     f"cache {unsaved_cache.key!r}: none of {', '.join(unsaved_cache.paths)} exists; nothing to keep"
@@ -154,7 +162,7 @@ class Caches:
             if archive_bytes > MAX_CACHE_BYTES:
                 raise Refused("too_large", f"it has {archive_bytes} bytes, at most {MAX_CACHE_BYTES}")
             uploaded = await self._transfers.upload(
-                _transfer_path(unsaved_cache.key), lambda: _rewound(file), archive_bytes, TIMEOUT_SECONDS
+                _transfer_path(unsaved_cache.key), lambda: _rewound(archive_file), archive_bytes, TIMEOUT_SECONDS
             )
         outcome = "kept" if uploaded.stored else "not kept: another job saved this key first"
         self._log.write_line(
@@ -173,9 +181,9 @@ def _rewound(file: BinaryIO) -> Iterator[BinaryIO]:
     yield file
 
 
-def _transfer_path(key: str) -> str:
+def _transfer_path(cache_key: str) -> str:
     """Return the path of the runner protocol for the cache entry with this key."""
-    return f"caches/{quote(key, safe='')}"
+    return f"caches/{quote(cache_key, safe='')}"
 
 
 def _reason(error: Exception) -> str:

@@ -60,18 +60,18 @@ async def resolve_ref(mirror: Mirror, ref: str) -> tuple[str, str]:
     if is_commit(ref):
         return "", ref
     candidates = [ref] if ref.startswith("refs/") else [f"{HEADS}{ref}", f"{TAGS}{ref}"]
-    return await mirror.resolve([check_ref(name) for name in candidates])
+    return await mirror.resolve([check_ref(candidate_ref) for candidate_ref in candidates])
 
 
-async def check_out(mirror: Mirror, remote: GitRemote, spec: CheckoutSpec, staging: Path) -> None:
-    """Create a work tree with its own repository at the spec's commit in `staging`, a private empty folder."""
+async def check_out(mirror: Mirror, remote: GitRemote, spec: CheckoutSpec, staging_folder: Path) -> None:
+    """Create a work tree with its own repository at the spec's commit in `staging_folder`, a private empty folder."""
     check_commit(spec.commit)
     if spec.ref:
         check_ref(spec.ref)
     mirror_ref = await mirror.fetch_commit(spec.commit, spec.ref, spec.depth, has_tags=spec.has_tags)
 
     async def run_git(*arguments: str) -> bytes:
-        return await GIT.run(arguments, folder=staging)
+        return await GIT.run(arguments, folder=staging_folder)
 
     await run_git("init", "--quiet", "--template=")
     await run_git("remote", "add", "--", "origin", remote.url)
@@ -101,7 +101,7 @@ async def check_out(mirror: Mirror, remote: GitRemote, spec: CheckoutSpec, stagi
         depth_arguments = (f"--depth={spec.depth}",) if spec.depth else ()
         await GIT.run(
             ("submodule", "update", "--init", "--force", *recursive_arguments, *depth_arguments),
-            folder=staging,
+            folder=staging_folder,
             timeout_seconds=GIT.profile.fetch_seconds,
             remote=_submodule_remote(remote, spec.is_trusted),
         )
@@ -141,7 +141,7 @@ async def _set_head(run_git: RunGit, spec: CheckoutSpec) -> None:
     await run_git("update-ref", "--no-deref", "HEAD", spec.commit)
 
 
-def trust_any_owner(root: Path, home: str) -> None:
+def trust_any_owner(root: Path, home_path: str) -> None:
     """Write a git configuration into the job's home that accepts work trees of any user.
 
     In a container the user of the job may differ from the owner of the files.
@@ -149,17 +149,22 @@ def trust_any_owner(root: Path, home: str) -> None:
     with (
         contextlib.suppress(OSError),
         open_folder(root) as root_fd,
-        open_parent(root_fd, f"{home}/.gitconfig") as (parent_fd, name),
+        open_parent(root_fd, f"{home_path}/.gitconfig") as (parent_fd, file_name),
     ):
         descriptor = os.open(
-            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=parent_fd
+            file_name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=parent_fd
         )
-        with os.fdopen(descriptor, "w") as file:
-            file.write("[safe]\n\tdirectory = *\n")
+        with os.fdopen(descriptor, "w") as config_file:
+            config_file.write("[safe]\n\tdirectory = *\n")
 
 
 async def fetch_and_check_out(
-    remote: GitRemote, spec: CheckoutSpec, ref: str, mirrors: Path, root: Path, log: Callable[[str], None]
+    remote: GitRemote,
+    spec: CheckoutSpec,
+    selected_ref: str,
+    mirrors_folder: Path,
+    root: Path,
+    log: Callable[[str], None],
 ) -> tuple[str, str]:
     """Fetch the sources, check them out and move them into the workspace. Return their ref and commit.
 
@@ -167,17 +172,17 @@ async def fetch_and_check_out(
     """
 
     # Beside the workspace: on the same file system, but out of the job's reach.
-    staging = Path(tempfile.mkdtemp(dir=root.parent, prefix="checkout-"))
+    staging_folder = Path(tempfile.mkdtemp(dir=root.parent, prefix="checkout-"))
 
     async def check_out_from(mirror: Mirror) -> tuple[Path, str, str]:
-        full_ref, commit = await resolve_ref(mirror, ref) if ref else (spec.ref, spec.commit)
-        checkout_folder = Path(tempfile.mkdtemp(dir=staging))
+        full_ref, commit = await resolve_ref(mirror, selected_ref) if selected_ref else (spec.ref, spec.commit)
+        checkout_folder = Path(tempfile.mkdtemp(dir=staging_folder))
         await check_out(mirror, remote, msgspec.structs.replace(spec, ref=full_ref, commit=commit), checkout_folder)
         return checkout_folder, full_ref, commit
 
     try:
-        checkout_folder, full_ref, commit = await use_mirror(mirrors, remote, log, check_out_from)
+        checkout_folder, full_ref, commit = await use_mirror(mirrors_folder, remote, log, check_out_from)
         await asyncio.to_thread(move_tree, checkout_folder, root, spec.path, is_clean=spec.is_clean)
         return full_ref, commit
     finally:
-        await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, staging_folder, ignore_errors=True)

@@ -61,11 +61,11 @@ class OutputCollector:
 
     async def collect(self, spec: JobSpec) -> None:
         """Collect the test reports, then the output, then the artifacts, so that the small ones come first."""
-        files = await self._find_artifacts(spec.artifacts)
-        await self._read_reports([file for file in files if file.type == JUNIT])
+        artifact_files = await self._find_artifacts(spec.artifacts)
+        await self._read_reports([file for file in artifact_files if file.type == JUNIT])
         if spec.output_path:
             await self._read_output(spec.output_path)
-        await self._upload_artifacts(files)
+        await self._upload_artifacts(artifact_files)
 
     def _record_error(self, code: str, reason: str) -> None:
         """Log the reason, masked, and record the error."""
@@ -86,7 +86,7 @@ class OutputCollector:
             self._log.write_line(f"artifacts: no file matches {rule.path_glob!r}")
         return files
 
-    def add_outputs(self, outputs: dict[str, str]) -> None:
+    def add_outputs(self, value_by_output: dict[str, str]) -> None:
         """Add evaluated outputs to the values of the output file.
 
         An evaluated output replaces a value of the same name.
@@ -97,7 +97,7 @@ class OutputCollector:
             )
             return
         try:
-            merged_output = json_copy("it", {**(self.collected.output or {}), **outputs})
+            merged_output = json_copy("it", {**(self.collected.output or {}), **value_by_output})
             if len(msgspec.json.encode(merged_output)) > wire.MAX_OUTPUT_BYTES:
                 raise Refused("too_large", f"it has more than {wire.MAX_OUTPUT_BYTES} bytes; keep it as an artifact")
             self.collected.output = self._log.masked_json(merged_output)
@@ -106,23 +106,23 @@ class OutputCollector:
 
     # -- test reports
 
-    async def _read_reports(self, files: list[ArtifactFile]) -> None:
+    async def _read_reports(self, report_files: list[ArtifactFile]) -> None:
         """Parse the test reports and store their totals; log the reports that cannot be read."""
-        if not files:
+        if not report_files:
             return
-        problems: list[str] = []
+        problem_messages: list[str] = []
         try:
-            reports = self._open_reports(files, problems)
+            reports = self._open_reports(report_files, problem_messages)
             totals = await self._transfers.run_in_thread(
-                junit.read, reports, lambda refused: problems.append(refused.message)
+                junit.read, reports, lambda refused: problem_messages.append(refused.message)
             )
         except (Refused, OSError) as error:
             self._log.write_line(f"test reports: {_error_text(error)}")
             return
         finally:
-            for problem in problems:
+            for problem in problem_messages:
                 self._log.write_line(problem)
-        if len(problems) == len(files):
+        if len(problem_messages) == len(report_files):
             return  # No report is readable, which is not the same as no tests.
         failures = zip(totals.failed_names, totals.failed_messages, strict=True)
         self.collected.tests = TestTotals(
@@ -146,12 +146,14 @@ class OutputCollector:
             f"skipped {totals.skipped}, flaky {totals.flaky}"
         )
 
-    def _open_reports(self, files: list[ArtifactFile], problems: list[str]) -> Iterator[tuple[str, bytes]]:
-        """Yield path and content of each report; append a message to `problems` for each that is too large."""
+    def _open_reports(
+        self, report_files: list[ArtifactFile], problem_messages: list[str]
+    ) -> Iterator[tuple[str, bytes]]:
+        """Yield path and content of each report; append a message to `problem_messages` for each that is too large."""
         remaining_bytes = MAX_REPORTS_BYTES
-        for report_file in files:
+        for report_file in report_files:
             if report_file.bytes > min(remaining_bytes, junit.MAX_REPORT_BYTES):
-                problems.append(
+                problem_messages.append(
                     f"the test report {report_file.path} is too large to be read: {report_file.bytes} bytes"
                 )
                 continue
@@ -161,25 +163,27 @@ class OutputCollector:
 
     # -- output
 
-    async def _read_output(self, path: str) -> None:
+    async def _read_output(self, output_path: str) -> None:
         """Store the value in the output file, with its secrets masked."""
         try:
-            output_value = await self._transfers.run_in_thread(self._load_output, path)
+            output_value = await self._transfers.run_in_thread(self._load_output, output_path)
             self.collected.output = self._log.masked_json(output_value)
         except (Refused, OSError) as error:
-            self._record_error("OUTPUT", f"output {path!r}: {_error_text(error)}")
+            self._record_error("OUTPUT", f"output {output_path!r}: {_error_text(error)}")
 
-    def _load_output(self, path: str) -> Any:
+    def _load_output(self, output_path: str) -> Any:
         """Return the value in the output file, in the form in which the server stores it."""
-        files = find_files(self._workspace, [ArtifactRule(path_glob=escape_pattern(path))])
-        if len(files) != 1 or files[0].path != "/".join(part for part in path.split("/") if part not in ("", ".")):
+        files = find_files(self._workspace, [ArtifactRule(path_glob=escape_pattern(output_path))])
+        if len(files) != 1 or files[0].path != "/".join(
+            path_part for path_part in output_path.split("/") if path_part not in ("", ".")
+        ):
             raise Refused("not_found", "the file does not exist in the workspace; let a step write it")
         if files[0].bytes > wire.MAX_OUTPUT_BYTES:
             raise Refused(
                 "too_large", f"it has {files[0].bytes} bytes, at most {wire.MAX_OUTPUT_BYTES}; keep it as an artifact"
             )
-        with open_file(self._workspace, files[0]) as file:
-            content = file.read(wire.MAX_OUTPUT_BYTES)
+        with open_file(self._workspace, files[0]) as opened_file:
+            content = opened_file.read(wire.MAX_OUTPUT_BYTES)
         try:
             return json_copy("it", wire.decoder(object)(content))
         except msgspec.DecodeError as error:
@@ -187,10 +191,10 @@ class OutputCollector:
 
     # -- artifacts
 
-    async def _upload_artifacts(self, files: list[ArtifactFile]) -> None:
+    async def _upload_artifacts(self, artifact_files: list[ArtifactFile]) -> None:
         """Upload the files and add each to the collected artifacts."""
         listed_bytes = 0
-        for file in files:
+        for file in artifact_files:
             if self._log.masked(file.path) != file.path:
                 self._record_error("ARTIFACTS", f"artifact {file.path!r}: its name contains a secret; rename it")
                 continue
@@ -221,9 +225,9 @@ class OutputCollector:
                 )
                 return
             self.collected.artifacts = [*self.collected.artifacts, artifact]
-        if files:
+        if artifact_files:
             self._log.write_line(
-                f"artifacts: {len(self.collected.artifacts)} of {len(files)}, {self.collected.bytes} bytes"
+                f"artifacts: {len(self.collected.artifacts)} of {len(artifact_files)}, {self.collected.bytes} bytes"
             )
 
 

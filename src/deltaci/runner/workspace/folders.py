@@ -19,9 +19,9 @@ def open_folder(path: Path) -> Iterator[int]:
     """
     current_fd = os.open("/", FOLDER_FLAGS)
     try:
-        for name in os.path.abspath(path).split("/"):
-            if name:
-                child_fd = os.open(name, FOLDER_FLAGS, dir_fd=current_fd)
+        for path_part in os.path.abspath(path).split("/"):
+            if path_part:
+                child_fd = os.open(path_part, FOLDER_FLAGS, dir_fd=current_fd)
                 os.close(current_fd)
                 current_fd = child_fd
         yield current_fd
@@ -35,13 +35,13 @@ def open_parent(root_fd: int, path: str) -> Iterator[tuple[int, str]]:
 
     Links are not followed.
     """
-    *folders, name = path.split("/")
+    *folder_names, last_name = path.split("/")
     current_fd = os.dup(root_fd)
     try:
-        for folder in folders:
-            child_fd = os.open(folder, FOLDER_FLAGS, dir_fd=current_fd)
+        for folder_name in folder_names:
+            child_fd = os.open(folder_name, FOLDER_FLAGS, dir_fd=current_fd)
             os.close(current_fd)
             current_fd = child_fd
-        yield current_fd, name
+        yield current_fd, last_name
     finally:
         os.close(current_fd)

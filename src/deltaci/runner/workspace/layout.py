@@ -77,8 +77,8 @@ def is_pipeline_job(spec: JobSpec) -> bool:
     return bool(is_pipeline or spec.tree)
 
 
-def layout_for(spec: JobSpec, root: Path, tree: Path | None = None) -> Layout:
-    """Return the folders of this job without creating them. `tree` is the path of its worktree, if it has one."""
+def layout_for(spec: JobSpec, root: Path, tree_path: Path | None = None) -> Layout:
+    """Return the folders of this job without creating them. `tree_path` is the path of its worktree, if it has one."""
     if not is_pipeline_job(spec):
         return Layout(
             root=root,
@@ -89,7 +89,7 @@ def layout_for(spec: JobSpec, root: Path, tree: Path | None = None) -> Layout:
         )
     return Layout(
         root=root,
-        workspace=tree
+        workspace=tree_path
         or root / "work" / _repository_name(spec.contexts or {}, spec.source.url if spec.source is not None else ""),
         home=root / "home",
         temp=root / "temp",
@@ -97,9 +97,9 @@ def layout_for(spec: JobSpec, root: Path, tree: Path | None = None) -> Layout:
     )
 
 
-def _repository_name(contexts: dict[str, Any], url: str) -> str:
+def _repository_name(value_by_context: dict[str, Any], url: str) -> str:
     """Return the repository's name without its owner, as a safe folder name; some tools use the folder's name."""
-    github = contexts.get("github")
+    github = value_by_context.get("github")
     repository = github.get("repository") if isinstance(github, dict) else None
     last_part = re.split(r"[/:]", (repository if isinstance(repository, str) and repository else url).rstrip("/"))[-1]
     return _UNSAFE_CHARACTERS.sub("-", last_part.removesuffix(".git")).strip(".-")[:MAX_NAME] or "workspace"

@@ -88,22 +88,22 @@ class Mirror(BareRepository):
         await self.run("update-ref", commit_ref, commit)
         return commit_ref
 
-    async def resolve(self, names: list[str]) -> tuple[str, str]:
+    async def resolve(self, ref_names: list[str]) -> tuple[str, str]:
         """Return the first of these refs that the remote has, and its commit. Raise `GitFailed` if it has none."""
         commit_by_ref: dict[str, str] = {}
-        patterns = [*names, *(f"{ref_name}^{{}}" for ref_name in names)]
-        git_arguments = ["ls-remote", "--", self._remote.url, *patterns]
+        ref_patterns = [*ref_names, *(f"{ref_name}^{{}}" for ref_name in ref_names)]
+        git_arguments = ["ls-remote", "--", self._remote.url, *ref_patterns]
         listing = await self._retry(
             lambda: self.git.run(git_arguments, remote=self._remote, timeout_seconds=self.git.profile.fetch_seconds)
         )
-        for line in listing.decode("utf-8", "surrogateescape").splitlines():
-            commit, _, ref_name = line.partition("\t")
+        for listing_line in listing.decode("utf-8", "surrogateescape").splitlines():
+            commit, _, ref_name = listing_line.partition("\t")
             if ref_name.endswith("^{}") or ref_name not in commit_by_ref:
                 commit_by_ref[ref_name.removesuffix("^{}")] = commit
-        for ref_name in names:
+        for ref_name in ref_names:
             if ref_name in commit_by_ref:
                 return ref_name, commit_by_ref[ref_name]
-        raise GitFailed(f"the repository has no {' and no '.join(names)}")
+        raise GitFailed(f"the repository has no {' and no '.join(ref_names)}")
 
     def _depth(self) -> int:
         """Return the greatest depth with which a commit was fetched into the mirror; 0 if unknown."""
@@ -208,7 +208,7 @@ def prune(
 ) -> list[Path]:
     """Remove mirrors not used for `max_age_seconds`, and the oldest if all exceed `max_bytes`. Return the removed ones.
 
-    `current_path` is never removed.
+    `current_path` and mirrors that are in use are never removed.
     """
     mirrors = sorted(((_last_used(mirror_path), mirror_path) for mirror_path in folder.glob("*.git")), reverse=True)
     total_bytes, removed_paths = 0, []
@@ -237,10 +237,10 @@ def _last_used(path: Path) -> float:
 def _size(path: Path) -> int:
     """Return the total size of all files in a folder."""
     total_bytes = 0
-    for folder, _, files in os.walk(path):
-        for file in files:
+    for folder, _, file_names in os.walk(path):
+        for file_name in file_names:
             try:
-                total_bytes += os.lstat(os.path.join(folder, file)).st_size
+                total_bytes += os.lstat(os.path.join(folder, file_name)).st_size
             except OSError:
                 continue
     return total_bytes

@@ -30,7 +30,11 @@ def allowed_protocols() -> tuple[str, ...]:
     setting = os.environ.get(PROTOCOLS_VARIABLE)
     if setting is None:
         return PROTOCOLS
-    return tuple(protocol for protocol in (name.strip() for name in setting.split(",")) if protocol in KNOWN_PROTOCOLS)
+    return tuple(
+        protocol
+        for protocol in (protocol_name.strip() for protocol_name in setting.split(","))
+        if protocol in KNOWN_PROTOCOLS
+    )
 
 
 def url_scheme(url: str) -> str:

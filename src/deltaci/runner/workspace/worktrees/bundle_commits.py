@@ -67,7 +67,7 @@ class NothingCommitted(Exception):
     """Raised when the changes cannot be committed because of something that the job did."""
 
 
-async def commit_tree(job: JobContext, tree: Worktree, tip: str, seconds: float) -> CommittedTree:
+async def commit_tree(job: JobContext, tree: Worktree, start_commit: str, seconds: float) -> CommittedTree:
     """Commit uncommitted changes and bundle all new commits. Raise `NothingCommitted` if that is impossible."""
     layout = job.layout
     relative_folder = f"{layout.relative(layout.temp)}/{FOLDER}"
@@ -88,7 +88,7 @@ async def commit_tree(job: JobContext, tree: Worktree, tip: str, seconds: float)
         **job.expressions.variables(),
         **{"GIT_AUTHOR_NAME": author_name, "GIT_AUTHOR_EMAIL": email, "GIT_COMMITTER_NAME": author_name},
         **{"GIT_COMMITTER_EMAIL": email, "GIT_NO_REPLACE_OBJECTS": "1", "GIT_TERMINAL_PROMPT": "0"},
-        **{"DELTACI_TREE": str(folder), "DELTACI_TIP": tip},
+        **{"DELTACI_TREE": str(folder), "DELTACI_TIP": start_commit},
     }
     with job.log.section(HAND_OVER, "hand over"):
         step_exit = await job.cell.run(
@@ -107,42 +107,42 @@ async def commit_tree(job: JobContext, tree: Worktree, tip: str, seconds: float)
 
 
 def _read_result(folder: Path) -> CommittedTree:
-    """Return the head and the bundle that the script wrote.
+    """Return the head and the bundle file that the script wrote; the bundle is None if there are no new commits.
 
     The job may have changed them; the server verifies the commits.
     """
     try:
         file_by_path = {
-            file.path: file
-            for file in find_files(folder, [ArtifactRule(path_glob=escape_pattern(HEAD_FILE)), _BUNDLE_RULE])
+            head_file.path: head_file
+            for head_file in find_files(folder, [ArtifactRule(path_glob=escape_pattern(HEAD_FILE)), _BUNDLE_RULE])
         }
         if HEAD_FILE not in file_by_path:
             raise NothingCommitted("the job did not report its HEAD")
-        with open_file(folder, file_by_path[HEAD_FILE]) as file:
-            head = file.read(100).decode("ascii", "replace")
+        with open_file(folder, file_by_path[HEAD_FILE]) as head_file:
+            head = head_file.read(100).decode("ascii", "replace")
     except (Refused, OSError) as error:
         raise NothingCommitted(f"the committed changes cannot be read: {error}") from None
-    bundle = file_by_path.get(BUNDLE_FILE)
+    bundle_file = file_by_path.get(BUNDLE_FILE)
     if not is_commit(head):
         raise NothingCommitted("the HEAD that the job reported is not a commit id")
-    if bundle is not None and bundle.bytes > MAX_TREE_BYTES:
-        raise NothingCommitted(f"the new commits have {bundle.bytes} bytes, at most {MAX_TREE_BYTES}; commit less")
-    return CommittedTree(head=head, folder=folder, bundle=bundle)
+    if bundle_file is not None and bundle_file.bytes > MAX_TREE_BYTES:
+        raise NothingCommitted(f"the new commits have {bundle_file.bytes} bytes, at most {MAX_TREE_BYTES}; commit less")
+    return CommittedTree(head=head, folder=folder, bundle=bundle_file)
 
 
 _BUNDLE_RULE: Final = ArtifactRule(path_glob=escape_pattern(BUNDLE_FILE))
 
 
-async def upload_bundle(job: JobContext, committed: CommittedTree, collected: CollectedOutputs) -> None:
+async def upload_bundle(job: JobContext, committed_tree: CommittedTree, collected: CollectedOutputs) -> None:
     """Upload the bundle and add it to the job's artifacts. An error is recorded as the job's error."""
-    bundle = committed.bundle
-    if bundle is None:
+    bundle_file = committed_tree.bundle
+    if bundle_file is None:
         return
     try:
         uploaded = await job.transfers.upload(
             f"artifacts/{quote(ARTIFACT_PATH)}",
-            lambda: open_file(committed.folder, bundle),
-            bundle.bytes,
+            lambda: open_file(committed_tree.folder, bundle_file),
+            bundle_file.bytes,
             PATIENCE_SECONDS,
         )
     except Refused as refused:

@@ -38,7 +38,7 @@ RunGit = Callable[..., Awaitable[str]]
 
 
 async def check_out_exactly(
-    repository: StreamRepository, slot: WorktreeSlot, tip: str, *, is_warm: bool = True
+    repository: StreamRepository, slot: WorktreeSlot, target_commit: str, *, is_warm: bool = True
 ) -> None:
     """Make the tree equal to this commit. Only ignored files remain besides its files.
 
@@ -49,18 +49,18 @@ async def check_out_exactly(
     env = {"GIT_DIR": str(repository.path), "GIT_WORK_TREE": str(slot.path), "GIT_INDEX_FILE": str(index_path)}
 
     async def run_git(*arguments: str) -> str:
-        output = await GIT.run(arguments, folder=slot.path, env=env, max_output_bytes=MAX_OUTPUT_BYTES)
-        return output.decode("utf-8", "surrogateescape")
+        git_output = await GIT.run(arguments, folder=slot.path, env=env, max_output_bytes=MAX_OUTPUT_BYTES)
+        return git_output.decode("utf-8", "surrogateescape")
 
     tree_entries = [
         tree_entry.partition("\t")
-        for tree_entry in (await run_git("ls-tree", "-r", "-z", "--full-tree", tip)).split("\0")
+        for tree_entry in (await run_git("ls-tree", "-r", "-z", "--full-tree", target_commit)).split("\0")
     ]
     mode_by_path = {path: mode[:6] for mode, _, path in tree_entries if path}
     await asyncio.to_thread(_remove_untracked, slot.path, mode_by_path, ATTRIBUTES)
     if is_warm and index_path.exists():
-        await _accept_equal_files(repository, run_git, tip)
-    await run_git("read-tree", "--reset", "-u", tip)
+        await _accept_equal_files(repository, run_git, target_commit)
+    await run_git("read-tree", "--reset", "-u", target_commit)
     for _ in range(MAX_ROUNDS):
         if not await run_git("clean", "-ffd"):
             break
@@ -75,16 +75,16 @@ async def check_out_exactly(
     )
 
 
-async def _accept_equal_files(repository: StreamRepository, run_git: RunGit, tip: str) -> None:
+async def _accept_equal_files(repository: StreamRepository, run_git: RunGit, target_commit: str) -> None:
     """Update the index for files that already equal the new commit, so that the checkout does not rewrite them.
 
     They keep their modification times, which build tools compare.
     """
-    if await run_git("diff-index", "--cached", "--name-only", "--diff-filter=A", tip):
+    if await run_git("diff-index", "--cached", "--name-only", "--diff-filter=A", target_commit):
         return  # Files must be deleted, and only the old index lists them.
     attributes_path = repository.path / "info" / "attributes"
     attributes_path.parent.mkdir(exist_ok=True)
-    await run_git("read-tree", "--reset", tip)
+    await run_git("read-tree", "--reset", target_commit)
     if await run_git("ls-files", "--", f":(glob)**/{ATTRIBUTES}"):
         return  # Attributes may make a file differ from its blob.
     attributes_path.write_text(_NO_CONVERSION)
@@ -104,7 +104,7 @@ def _prepare(repository: StreamRepository, slot: WorktreeSlot) -> None:
         remove_entry(root_fd, ".git")
 
 
-def _remove_untracked(tree: Path, tracked_paths: Collection[str], name: str) -> None:
+def _remove_untracked(tree_folder: Path, tracked_paths: Collection[str], removed_name: str) -> None:
     """Remove untracked entries with this name from every folder that has tracked files.
 
     Used for nested repositories, which git ignores, and for attribute files, which would change how git writes files.
@@ -115,10 +115,10 @@ def _remove_untracked(tree: Path, tracked_paths: Collection[str], name: str) -> 
         while parent_path not in folders:
             folders.add(parent_path)
             parent_path = parent_path.rpartition("/")[0]
-    with open_folder(tree) as root_fd:
+    with open_folder(tree_folder) as root_fd:
         for folder in folders:
-            untracked_path = f"{folder}/{name}" if folder else name
-            if untracked_path not in tracked_paths and os.path.lexists(tree / untracked_path):
+            untracked_path = f"{folder}/{removed_name}" if folder else removed_name
+            if untracked_path not in tracked_paths and os.path.lexists(tree_folder / untracked_path):
                 with (
                     suppress(NotADirectoryError, FileNotFoundError),
                     open_parent(root_fd, untracked_path) as (folder_fd, entry_name),
@@ -127,19 +127,21 @@ def _remove_untracked(tree: Path, tracked_paths: Collection[str], name: str) -> 
                     remove_entry(folder_fd, entry_name)
 
 
-def _empty_submodules(tree: Path, paths: Iterable[str]) -> None:
+def _empty_submodules(tree_folder: Path, submodule_paths: Iterable[str]) -> None:
     """Replace the folders of submodules, which git does not inspect, by empty ones."""
-    with open_folder(tree) as root_fd:
-        for path in paths:
-            with open_parent(root_fd, path) as (folder_fd, name):
-                remove_entry(folder_fd, name)
-                os.mkdir(name, 0o755, dir_fd=folder_fd)
+    with open_folder(tree_folder) as root_fd:
+        for path in submodule_paths:
+            with open_parent(root_fd, path) as (folder_fd, folder_name):
+                remove_entry(folder_fd, folder_name)
+                os.mkdir(folder_name, 0o755, dir_fd=folder_fd)
 
 
 # -- the job's git directory
 
 
-def create_git_dir(repository: StreamRepository, slot: WorktreeSlot, tree: Worktree, base: str, tip: str) -> None:
+def create_git_dir(
+    repository: StreamRepository, slot: WorktreeSlot, tree: Worktree, base_commit: str, tip_commit: str
+) -> None:
     """Create the job's own git directory, with HEAD at the tip, which uses the objects of the runner's repository."""
     branch = check_ref(f"refs/heads/{tree.branch}")
     author_name, email = parse_author(tree.author)
@@ -147,9 +149,11 @@ def create_git_dir(repository: StreamRepository, slot: WorktreeSlot, tree: Workt
     for subfolder in ("objects/info", "objects/pack", "refs/tags", "refs/remotes"):
         (git_dir / subfolder).mkdir(parents=True)
     (git_dir / "HEAD").write_text(f"ref: {branch}\n")
-    _write_ref(git_dir, branch, tip)
+    _write_ref(git_dir, branch, tip_commit)
     if tree.source.ref.startswith("refs/heads/"):
-        _write_ref(git_dir, check_ref(f"refs/remotes/origin/{tree.source.ref.removeprefix('refs/heads/')}"), base)
+        _write_ref(
+            git_dir, check_ref(f"refs/remotes/origin/{tree.source.ref.removeprefix('refs/heads/')}"), base_commit
+        )
     (git_dir / "objects" / "info" / "alternates").write_text(f"{repository.path / 'objects'}\n")
     (git_dir / "config").write_text(
         "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n\tlogallrefupdates = true\n"
@@ -168,15 +172,17 @@ def parse_author(author: str) -> tuple[str, str]:
     name, _, address_part = author.partition("<")
     email = address_part.partition(">")[0]
     cleaned_parts = [
-        " ".join("".join(character for character in part if character.isprintable() and character not in "<>").split())
-        for part in (name, email)
+        " ".join(
+            "".join(character for character in author_part if character.isprintable() and character not in "<>").split()
+        )
+        for author_part in (name, email)
     ]
     return (cleaned_parts[0], cleaned_parts[1]) if all(cleaned_parts) else (NAME, EMAIL)
 
 
-def _write_ref(git_dir: Path, name: str, commit: str) -> None:
+def _write_ref(git_dir: Path, ref_name: str, commit: str) -> None:
     """Write a ref that points to this commit."""
-    ref_path = git_dir / name
+    ref_path = git_dir / ref_name
     ref_path.parent.mkdir(parents=True, exist_ok=True)
     ref_path.write_text(f"{commit}\n")
 

@@ -42,8 +42,8 @@ async def prepare_tree(job: JobContext, pool: WorktreePool, slot: WorktreeSlot, 
         check_commit(worktree_start.tip)
         await _prepare(job, pool, slot, tree, worktree_start)
     except Refused as refused:
-        code = "BAD_SPEC" if refused.code == "bad_spec" else CODE
-        raise StepFailed(f"tree: {refused.message}", code) from refused
+        error_code = "BAD_SPEC" if refused.code == "bad_spec" else CODE
+        raise StepFailed(f"tree: {refused.message}", error_code) from refused
     except Unreachable as error:
         raise StepFailed(f"tree: {error}", "RUNNER_STARTUP") from error
     job.log.write_line(f"tree: {slot.path} at {worktree_start.tip} ({tree.branch})")
@@ -51,46 +51,48 @@ async def prepare_tree(job: JobContext, pool: WorktreePool, slot: WorktreeSlot, 
 
 
 async def _prepare(
-    job: JobContext, pool: WorktreePool, slot: WorktreeSlot, tree: Worktree, start: WorktreeStart
+    job: JobContext, pool: WorktreePool, slot: WorktreeSlot, tree: Worktree, worktree_start: WorktreeStart
 ) -> None:
     """Prepare the existing tree; if that fails, a new tree; then a new repository, if no other job uses it."""
-    error = await _try_prepare(job, pool, slot, tree, start)
+    error = await _try_prepare(job, pool, slot, tree, worktree_start)
     if error is not None:
         job.log.write_line(TREE_UNUSABLE.format(error))
         await asyncio.to_thread(_drop_tree, pool, slot)
-        error = await _try_prepare(job, pool, slot, tree, start)
+        error = await _try_prepare(job, pool, slot, tree, worktree_start)
     if error is not None and pool.is_sole_user(slot):
         job.log.write_line(REPOSITORY_UNUSABLE.format(error))
         await asyncio.to_thread(pool.move_to_trash, slot.repository)
         await asyncio.to_thread(_drop_tree, pool, slot)
-        error = await _try_prepare(job, pool, slot, tree, start)
+        error = await _try_prepare(job, pool, slot, tree, worktree_start)
     if error is not None:
         raise StepFailed(f"tree: {error}", CODE)
 
 
 async def _try_prepare(
-    job: JobContext, pool: WorktreePool, slot: WorktreeSlot, tree: Worktree, start: WorktreeStart
+    job: JobContext, pool: WorktreePool, slot: WorktreeSlot, tree: Worktree, worktree_start: WorktreeStart
 ) -> Exception | None:
     """Prepare the tree once. Return the error that a new tree or repository might avoid; None after a success."""
     repository = StreamRepository(slot.repository)
     try:
         async with pool.repository_lock(slot):
             await repository.create()
-            if not repository.has_commit(start.base):
-                await _fetch_base(job, repository, tree.source, start.base, tree.source.depth)
-            if not repository.has_commit(start.tip):
-                await _fetch_tip(job, repository, tree.source, start)
-            await check_out_exactly(repository, slot, start.tip, is_warm=tree.is_committed)
+            if not repository.has_commit(worktree_start.base):
+                await _fetch_base(job, repository, tree.source, worktree_start.base, tree.source.depth)
+            if not repository.has_commit(worktree_start.tip):
+                await _fetch_tip(job, repository, tree.source, worktree_start)
+            await check_out_exactly(repository, slot, worktree_start.tip, is_warm=tree.is_committed)
             await asyncio.to_thread(pool.move_to_trash, slot.git_dir)
-            await asyncio.to_thread(create_git_dir, repository, slot, tree, start.base, start.tip)
+            await asyncio.to_thread(create_git_dir, repository, slot, tree, worktree_start.base, worktree_start.tip)
     except (GitFailed, OSError) as error:
         return error
     return None
 
 
-async def _fetch_base(job: JobContext, repository: StreamRepository, source: Source, base: str, depth: int) -> None:
+async def _fetch_base(
+    job: JobContext, repository: StreamRepository, source: Source, base_commit: str, depth: int
+) -> None:
     """Fetch the base commit from the project's repository, with this depth of history."""
-    base_source = Source(url=source.url, commit=base, ref=source.ref, depth=depth)
+    base_source = Source(url=source.url, commit=base_commit, ref=source.ref, depth=depth)
     try:
         async with open_remote(job, source) as remote:
             await repository.fetch_base(job.mirrors, remote, base_source, job.log.write_line)
@@ -98,22 +100,26 @@ async def _fetch_base(job: JobContext, repository: StreamRepository, source: Sou
         raise StepFailed(f"tree: {error}", CODE) from error
 
 
-async def _fetch_tip(job: JobContext, repository: StreamRepository, source: Source, start: WorktreeStart) -> None:
+async def _fetch_tip(
+    job: JobContext, repository: StreamRepository, source: Source, worktree_start: WorktreeStart
+) -> None:
     """Fetch the bundle with the commits that only the server has, and import it."""
-    if start.bundle_bytes > MAX_TREE_BYTES:
-        raise StepFailed(f"tree: the server's bundle has {start.bundle_bytes} bytes, at most {MAX_TREE_BYTES}", CODE)
+    if worktree_start.bundle_bytes > MAX_TREE_BYTES:
+        raise StepFailed(
+            f"tree: the server's bundle has {worktree_start.bundle_bytes} bytes, at most {MAX_TREE_BYTES}", CODE
+        )
     descriptor, bundle_path = tempfile.mkstemp(dir=repository.path.parent, prefix=".bundle-")
     try:
-        with os.fdopen(descriptor, "w+b") as file:
-            await job.transfers.download("tree-bundle", file, MAX_TREE_BYTES, PATIENCE_SECONDS)
+        with os.fdopen(descriptor, "w+b") as bundle_file:
+            await job.transfers.download("tree-bundle", bundle_file, MAX_TREE_BYTES, PATIENCE_SECONDS)
         try:
-            await repository.import_bundle(Path(bundle_path), start.tip)
+            await repository.import_bundle(Path(bundle_path), worktree_start.tip)
         except GitFailed as error:
             if MISSING_COMMITS not in str(error):
                 raise
             # E.g. it merges branches that start at older commits of the base: fetch its whole history.
-            await _fetch_base(job, repository, source, start.base, 0)
-            await repository.import_bundle(Path(bundle_path), start.tip)
+            await _fetch_base(job, repository, source, worktree_start.base, 0)
+            await repository.import_bundle(Path(bundle_path), worktree_start.tip)
     finally:
         Path(bundle_path).unlink(missing_ok=True)
 

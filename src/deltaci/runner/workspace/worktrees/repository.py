@@ -37,9 +37,9 @@ class StreamRepository:
         """Return whether the commit was fetched with all of its objects."""
         return (self.path / COMMIT_REFS / check_commit(commit)).is_file()
 
-    def index_path(self, name: str) -> Path:
+    def index_path(self, tree_name: str) -> Path:
         """Return the runner's own git index of the tree with this name."""
-        return self.path / INDEX_FOLDER / f"{name}.index"
+        return self.path / INDEX_FOLDER / f"{tree_name}.index"
 
     async def create(self) -> None:
         """Create the repository unless a valid one exists, and remove stale lock files."""
@@ -56,7 +56,9 @@ class StreamRepository:
         except OSError:
             return False
 
-    async def fetch_base(self, mirrors: Path, remote: GitRemote, source: Source, log: Callable[[str], None]) -> None:
+    async def fetch_base(
+        self, mirrors_folder: Path, remote: GitRemote, source: Source, log: Callable[[str], None]
+    ) -> None:
         """Fetch the source's commit, with history up to the source's depth, and link its objects here."""
 
         async def fetch_and_link(mirror: Mirror) -> None:
@@ -64,7 +66,7 @@ class StreamRepository:
             await asyncio.to_thread(self._hard_link_objects, mirror.folder)
             await self._mark_complete(source.commit)
 
-        await use_mirror(mirrors, remote, log, fetch_and_link)
+        await use_mirror(mirrors_folder, remote, log, fetch_and_link)
 
     def _hard_link_objects(self, mirror_folder: Path) -> None:
         """Hard-link all objects of a mirror. The index of a pack is linked last, because git then uses the pack."""
@@ -84,10 +86,10 @@ class StreamRepository:
         else:
             (self.path / "shallow").unlink(missing_ok=True)
 
-    async def import_bundle(self, bundle: Path, tip: str) -> None:
-        """Import a bundle from the server, and mark its last commit, `tip`, as completely fetched."""
-        await self._repository.run("bundle", "unbundle", str(bundle))
-        await self._mark_complete(tip)
+    async def import_bundle(self, bundle_path: Path, tip_commit: str) -> None:
+        """Import a bundle from the server, and mark its last commit, `tip_commit`, as completely fetched."""
+        await self._repository.run("bundle", "unbundle", str(bundle_path))
+        await self._mark_complete(tip_commit)
 
     async def _mark_complete(self, commit: str) -> None:
         """Write the ref that marks a commit as completely fetched. Raise `GitFailed` if the commit is missing."""
@@ -95,20 +97,20 @@ class StreamRepository:
         await self._repository.run("update-ref", f"{COMMIT_REFS}/{commit}", commit)
 
 
-def _hard_link(path: Path, target: Path) -> None:
-    """Make `target` a hard link to the file `path`, or a copy if the file system does not allow a link.
+def _hard_link(source_path: Path, target_path: Path) -> None:
+    """Make `target_path` a hard link to the file `source_path`, or a copy if the file system does not allow a link.
 
-    Do nothing if `target` exists.
+    Do nothing if `target_path` exists.
     """
     try:
-        os.link(path, target)
+        os.link(source_path, target_path)
     except FileExistsError:
         return
     except OSError:  # Another file system, or one without hard links.
-        temporary_path = target.with_name(f"tmp_{secrets.token_hex(8)}")
+        temporary_path = target_path.with_name(f"tmp_{secrets.token_hex(8)}")
         try:
-            shutil.copyfile(path, temporary_path)
-            os.replace(temporary_path, target)
+            shutil.copyfile(source_path, temporary_path)
+            os.replace(temporary_path, target_path)
         finally:
             temporary_path.unlink(missing_ok=True)
 

@@ -68,9 +68,9 @@ def folder_name(text: str) -> str:
 class WorktreeSlot:
     """The paths of one worktree, which is reserved for one job."""
 
-    def __init__(self, stream: Path, name: str, record: StreamRecord) -> None:
-        self.stream = stream
-        self.name = name
+    def __init__(self, stream_folder: Path, tree_name: str, record: StreamRecord) -> None:
+        self.stream = stream_folder
+        self.name = tree_name
         self.record = record
         self.is_acquired = False
 
@@ -186,9 +186,9 @@ class WorktreePool:
             self.move_to_trash(slot.stream)  # A job without isolation may have created a link there.
         _create_folder(slot.stream)
         if is_sole_user:
-            for name in os.listdir(slot.stream):
-                if name.startswith("."):  # Left incomplete by a runner that was killed.
-                    remove_tree(slot.stream, name)
+            for entry_name in os.listdir(slot.stream):
+                if entry_name.startswith("."):  # Left incomplete by a runner that was killed.
+                    remove_tree(slot.stream, entry_name)
         temporary_path = slot.stream / f".{RECORD_FILE}-{secrets.token_hex(4)}"
         temporary_path.write_bytes(msgspec.json.encode(slot.record))
         os.replace(temporary_path, slot.stream / RECORD_FILE)
@@ -216,25 +216,30 @@ class WorktreePool:
             os.rename(path, self.folder / f"{TRASH_PREFIX}{secrets.token_hex(8)}")
 
     async def remove_unneeded(self, query_finished: FinishedQuery) -> list[str]:
-        """Remove streams that have ended or were not used for long, and empty the trash. Return the removed folders."""
+        """Remove streams that have ended or were not used for long, and empty the trash.
+
+        Return the names of the removed folders.
+        """
         streams = await asyncio.to_thread(self._list_streams)
-        workstream_ids = [record.id for path, record in streams if record is not None and not record.is_merge_queue]
+        workstream_ids = [
+            record.id for stream_folder, record in streams if record is not None and not record.is_merge_queue
+        ]
         finished_ids: set[str] = set()
         for batch_start in range(0, len(workstream_ids), MAX_STREAMS):
             finished_ids.update(await query_finished(workstream_ids[batch_start : batch_start + MAX_STREAMS]))
-        removed_folders: list[str] = []
-        for path, record in streams:
+        removed_folder_names: list[str] = []
+        for stream_folder, record in streams:
             is_finished = record is not None and record.id in finished_ids and not record.is_merge_queue
-            if (is_finished or self._is_unused(path, record)) and not any(
-                path in reserved.parents for reserved in self._reservations
+            if (is_finished or self._is_unused(stream_folder, record)) and not any(
+                stream_folder in reserved.parents for reserved in self._reservations
             ):
                 # No job uses it, and none can reserve it meanwhile, as there is no await in between.
                 with suppress(OSError):
-                    self.move_to_trash(path)
-                    self._repository_locks.pop(path, None)
-                    removed_folders.append(path.name)
+                    self.move_to_trash(stream_folder)
+                    self._repository_locks.pop(stream_folder, None)
+                    removed_folder_names.append(stream_folder.name)
         await asyncio.to_thread(self._empty_trash)
-        return removed_folders
+        return removed_folder_names
 
     async def run_cleanup(self, query_finished: FinishedQuery) -> None:
         """Remove unneeded worktrees periodically, and soon after a job begins or ends, until cancelled."""
@@ -260,15 +265,15 @@ class WorktreePool:
         streams: list[tuple[Path, StreamRecord | None]] = []
         for entry in entries:
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
-                path = self.folder / entry.name
-                streams.append((path, _read_record(path)))
+                stream_folder = self.folder / entry.name
+                streams.append((stream_folder, _read_record(stream_folder)))
         return streams
 
     @staticmethod
-    def _is_unused(path: Path, record: StreamRecord | None) -> bool:
+    def _is_unused(stream_folder: Path, record: StreamRecord | None) -> bool:
         """Return whether the stream's folder was not used for so long that it can be removed."""
         try:
-            unused_seconds = time.time() - path.lstat().st_mtime
+            unused_seconds = time.time() - stream_folder.lstat().st_mtime
         except OSError:
             return False
         return unused_seconds > (
@@ -276,16 +281,16 @@ class WorktreePool:
         )
 
     def _empty_trash(self) -> None:
-        for name in self._trash_names():
-            remove_tree(self.folder, name)
+        for entry_name in self._trash_names():
+            remove_tree(self.folder, entry_name)
 
     def _trash_names(self) -> Iterator[str]:
         """Yield the names of all entries in the trash."""
         try:
-            names = os.listdir(self.folder)
+            entry_names = os.listdir(self.folder)
         except OSError:
             return
-        yield from (name for name in names if name.startswith(TRASH_PREFIX))
+        yield from (entry_name for entry_name in entry_names if entry_name.startswith(TRASH_PREFIX))
 
 
 def _create_folder(path: Path) -> None:
@@ -304,15 +309,15 @@ def _read_record(path: Path) -> StreamRecord | None:
         return None
 
 
-def remove_tree(folder: Path, name: str) -> bool:
+def remove_tree(folder: Path, entry_name: str) -> bool:
     """Remove an entry of a folder without following links. Return whether it no longer exists."""
     with suppress(OSError, RecursionError), open_folder(folder) as folder_fd:
-        remove_entry(folder_fd, name)
-    path = folder / name
-    if os.path.lexists(path):  # Too deep for Python's recursion, or folders without permissions: use tools.
+        remove_entry(folder_fd, entry_name)
+    entry_path = folder / entry_name
+    if os.path.lexists(entry_path):  # Too deep for Python's recursion, or folders without permissions: use tools.
         rm_path = shutil.which("rm")
         if rm_path is not None:
-            for command in (["chmod", "-R", "u+rwx", "--", str(path)], [rm_path, "-rf", "--", str(path)]):
+            for command in (["chmod", "-R", "u+rwx", "--", str(entry_path)], [rm_path, "-rf", "--", str(entry_path)]):
                 with suppress(OSError, subprocess.SubprocessError):
                     subprocess.run(command, check=False, capture_output=True, timeout=REMOVE_TIMEOUT_SECONDS)
-    return not os.path.lexists(path)
+    return not os.path.lexists(entry_path)
