@@ -145,10 +145,10 @@ def test_a_job_that_did_not_stop_is_found() -> None:
     simulation = Simulation(draw_scenario(5, hours=1.0))
 
     def record_end(
-        attempt_id: str, number: int, worker_id: str, exit_code: int | None, *, is_rule: bool = False
+        attempt_id: str, lease_number: int, worker_id: str, exit_code: int | None, *, is_rule: bool = False
     ) -> None:
         if exit_code is not None:
-            simulation.executions.exit_codes[attempt_id, number] = exit_code
+            simulation.executions.exit_codes[attempt_id, lease_number] = exit_code
 
     simulation.executions.record_end = record_end  # type: ignore[method-assign]
 
@@ -166,7 +166,7 @@ def test_a_changed_log_is_found() -> None:
 def test_a_record_that_disagrees_with_the_log_is_found() -> None:
     """Records and events are written together, or neither is."""
     simulation = Simulation(draw_scenario(5, hours=1.0))
-    simulation._database.record = lambda id: None  # type: ignore[method-assign]
+    simulation._database.record = lambda record_id: None  # type: ignore[method-assign]
 
     assert simulation.run().invariant == "record"
 

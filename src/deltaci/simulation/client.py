@@ -125,10 +125,10 @@ class CommandClient:
             was_applied, send_count = self._acknowledgements.has_changed(command.id, command.request_id), send_count + 1
             return await engine.do(command)
 
-        response = await self.send_until_answered(send_once, random)
+        command_response = await self.send_until_answered(send_once, random)
         if send_count == 1 and is_first_call:
             was_applied = self._acknowledgements.has_changed(command.id, command.request_id)
-        return response, was_applied
+        return command_response, was_applied
 
     async def send_until_answered(
         self, call: Callable[[Engine], Awaitable[T]], random: Random, deadline: float = float("inf")
@@ -157,11 +157,11 @@ class CommandClient:
         token = self._signer.sign("register", worker_name, TENANT, 3600)
         is_registered = False
         for request_id in ("first", "first", "another"):
-            body = json.dumps({"token": token, "slots": slots, "request_id": request_id}).encode()
+            request_body = json.dumps({"token": token, "slots": slots, "request_id": request_id}).encode()
             server = random.choice(self._servers)
             if not server.is_up:
                 continue
-            request_task = server.handle_request("POST", f"{ROOT}register", {}, body)
+            request_task = server.handle_request("POST", f"{ROOT}register", {}, request_body)
             done_tasks, _ = await asyncio.wait({request_task}, timeout=RESPONSE_SECONDS)
             status = request_task.result()[0] if done_tasks else 0
             if status == 200 and is_registered and request_id == "another":
@@ -171,40 +171,40 @@ class CommandClient:
 
     async def hand_back(self, worker_id: str, lease_id: str, random: Random) -> None:
         """Send a runner's request to hand back a lease, and repeat it until a server responds."""
-        headers = {
+        request_headers = {
             "Authorization": f"Bearer {self._signer.sign('run', worker_id, TENANT, 3600)}",
             LEASE_HEADER: lease_id,
         }
         for _ in range(MAX_HAND_BACKS):
             server = random.choice(self._servers)
             if server.is_up:
-                request_task = server.handle_request("POST", f"{ROOT}hand-back", headers, b"")
+                request_task = server.handle_request("POST", f"{ROOT}hand-back", request_headers, b"")
                 done_tasks, _ = await asyncio.wait({request_task}, timeout=RESPONSE_SECONDS)
                 if done_tasks and request_task.result()[0] < 500:
                     return
             await asyncio.sleep(RETRY_SECONDS)
 
-    def check_claim(self, attempt_id: str, worker_id: str, other_workers: Mapping[str, frozenset[str]]) -> None:
+    def check_claim(self, attempt_id: str, worker_id: str, labels_by_worker: Mapping[str, frozenset[str]]) -> None:
         """Report a violation if the worker got an attempt that it had lost, while one of the others could take it."""
-        self._run_check(self._acknowledgements.check_claim, attempt_id, worker_id, other_workers)
+        self._run_check(self._acknowledgements.check_claim, attempt_id, worker_id, labels_by_worker)
 
-    def check_repeated_claim(self, lease_id: str, response: Sequence[ClaimedAttempt] | Refused | None) -> None:
+    def check_repeated_claim(self, lease_id: str, claim_response: Sequence[ClaimedAttempt] | Refused | None) -> None:
         """Report a violation if a repeated claim did not get the lease of the first one, nor was stale."""
-        if isinstance(response, Refused):
-            reason = response.reason if isinstance(response, StaleLease) else response.code
-            self._run_check(self._acknowledgements.check_stale_claim, lease_id, reason)
-        elif response is not None:
-            lease_ids = [claimed.lease_id for claimed in response]
+        if isinstance(claim_response, Refused):
+            refusal_reason = claim_response.reason if isinstance(claim_response, StaleLease) else claim_response.code
+            self._run_check(self._acknowledgements.check_stale_claim, lease_id, refusal_reason)
+        elif claim_response is not None:
+            lease_ids = [claimed.lease_id for claimed in claim_response]
             self._run_check(self._acknowledgements.check_repeated_claim, lease_id, lease_ids)
 
     def check_denied_claim(
-        self, attempt_id: str, worker_id: str, other_workers: Mapping[str, frozenset[str]], now: int
+        self, attempt_id: str, worker_id: str, labels_by_worker: Mapping[str, frozenset[str]], now: int
     ) -> None:
         """Report a violation if a free worker was refused an attempt that no other worker could take.
 
-        `other_workers` has the labels of the others by worker id.
+        `labels_by_worker` has the labels of the others by worker id.
         """
-        self._run_check(self._acknowledgements.check_denied_claim, attempt_id, worker_id, other_workers, now)
+        self._run_check(self._acknowledgements.check_denied_claim, attempt_id, worker_id, labels_by_worker, now)
 
     def wall_time(self) -> int:
         """Return the simulated wall-clock time in microseconds since the epoch."""

@@ -22,8 +22,8 @@ ALL_EDGES: Final[frozenset[Edge]] = frozenset(
 
 def unvisited(edges: Iterable[Edge]) -> list[str]:
     """Return all transitions that are not among `edges`, each as one line of text."""
-    missing = ALL_EDGES - frozenset(edges)
+    unvisited_edges = ALL_EDGES - frozenset(edges)
     return sorted(
         f"{entity} {from_state or '(created)'} → {to_state}" + (f" ({trigger})" if trigger else "")
-        for entity, from_state, to_state, trigger in missing
+        for entity, from_state, to_state, trigger in unvisited_edges
     )

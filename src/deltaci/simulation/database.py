@@ -65,9 +65,9 @@ class SharedDatabase(MemoryStore):
         """Return all stored events."""
         return list(self._events)
 
-    def record(self, id: str) -> Record | None:
+    def record(self, record_id: str) -> Record | None:
         """Return the stored record with this id; None if there is none."""
-        stored_rows = self._load((id,))
+        stored_rows = self._load((record_id,))
         return stored_rows[0].record if stored_rows else None
 
 

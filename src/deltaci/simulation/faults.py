@@ -39,7 +39,7 @@ class FaultInjector:
         self._jump_store_clock = jump_store_clock
 
     def inject(self, fault: Fault) -> Undo:
-        """Start a fault. Return the function that ends it."""
+        """Start a fault. Return the function that ends it; it does nothing if the fault ends by itself or lasts."""
         server = self._servers[fault.target % len(self._servers)]
         busy_runners = [runner for runner in self._runners if runner.machine.running]
         prefers_busy = bool(busy_runners) and fault.target % 2
@@ -48,7 +48,7 @@ class FaultInjector:
         return (
             self._inject_server_fault(fault, server)
             or self._inject_runner_fault(fault, runner)
-            or self._inject_clock_fault(fault, runner)
+            or self._move_clock(fault, runner)
             or self._inject_network_fault(fault, runner)
         )
 
@@ -113,8 +113,8 @@ class FaultInjector:
         }
         if fault.kind == "liar":
             machines = [runner.machine for runner in self._runners]
-            for index in range(FORGED_MESSAGES):
-                self._loop.call_outside(fault.seconds * index / FORGED_MESSAGES, runner.send_forged, machines)
+            for message_index in range(FORGED_MESSAGES):
+                self._loop.call_outside(fault.seconds * message_index / FORGED_MESSAGES, runner.send_forged, machines)
             return _do_nothing
         if fault.kind not in begin_and_undo_by_kind:
             return None
@@ -122,8 +122,11 @@ class FaultInjector:
         begin()
         return undo
 
-    def _inject_clock_fault(self, fault: Fault, runner: SimRunner) -> Undo | None:
-        """Start the fault if it moves a clock, and return the function that ends it; otherwise return None."""
+    def _move_clock(self, fault: Fault, runner: SimRunner) -> Undo | None:
+        """Move the clock of the runner's machine or of the store if the fault is of that kind.
+
+        Return a function that does nothing, because the clock is not moved back; return None for another fault.
+        """
         if fault.kind == "runner clock":
             runner.machine.clock_offset_seconds += fault.seconds * self._random.choice(CLOCK_ERROR_FACTORS)
         elif fault.kind == "store clock back":

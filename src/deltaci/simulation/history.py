@@ -92,12 +92,12 @@ class Simulation:
         )
         storage = SharedStorage(Path(self._folder.name), self.executions.check_log)
         self._servers = [
-            SimServer(f"s{index}", self._loop, self._database, storage, self._random, self._wall_clock)
-            for index in range(scenario.servers)
+            SimServer(f"s{server_index}", self._loop, self._database, storage, self._random, self._wall_clock)
+            for server_index in range(scenario.servers)
         ]
         for server in self._servers:
             server.on_response = self._check_response
-        self._runners = [self._create_runner(f"r{index}") for index in range(scenario.runners)]
+        self._runners = [self._create_runner(f"r{server_index}") for server_index in range(scenario.runners)]
         self._acknowledgements = acknowledgements
         client = CommandClient(
             self._loop,
@@ -127,14 +127,14 @@ class Simulation:
         self.checker.polling_worker_ids[name] = None
         return runner
 
-    def _replace(self, name: str) -> None:
+    def _replace(self, worker_name: str) -> None:
         """Retire a runner whose worker was shut down, and start one on another machine under a new name."""
-        for index, runner in enumerate(self._runners):
-            if runner.name == name:
+        for runner_index, runner in enumerate(self._runners):
+            if runner.name == worker_name:
                 runner.retire()
-                self.checker.polling_worker_ids.pop(name, None)
-                self._runners[index] = self._create_runner(f"{name}+")
-                self._runners[index].start()
+                self.checker.polling_worker_ids.pop(worker_name, None)
+                self._runners[runner_index] = self._create_runner(f"{worker_name}+")
+                self._runners[runner_index].start()
 
     # -- clocks
 
@@ -265,10 +265,13 @@ class Simulation:
         for entity_id, entity in self.checker.entities.items():
             stored_record = self._database.record(entity_id)
             if stored_record is None or (stored_record.state, stored_record.rev) != (entity.state, entity.rev):
-                actual = f"{stored_record.state} at rev {stored_record.rev}" if stored_record is not None else "missing"
+                actual_text = (
+                    f"{stored_record.state} at rev {stored_record.rev}" if stored_record is not None else "missing"
+                )
                 raise Violation(
                     "record",
-                    f"{entity_id} is {entity.state} at rev {entity.rev} by the log, but the stored record is {actual}",
+                    f"{entity_id} is {entity.state} at rev {entity.rev} by the log, "
+                    f"but the stored record is {actual_text}",
                 )
 
     def _is_over(self) -> bool:
@@ -282,9 +285,9 @@ class Simulation:
             return False
         unfinished = self._people.unfinished
         while unfinished:
-            if not self.checker.is_over(id := next(iter(unfinished))):
+            if not self.checker.is_over(entity_id := next(iter(unfinished))):
                 return False
-            del unfinished[id]
+            del unfinished[entity_id]
         return not any(worker.leased_attempts for worker in self.checker.workers.values()) and self.executions.is_idle()
 
     # -- faults

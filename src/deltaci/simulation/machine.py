@@ -42,8 +42,8 @@ START: Final = datetime(2026, 1, 4, 8, tzinfo=UTC).timestamp()
 
 def parse_lease_id(lease_id: str) -> tuple[str, int]:
     """Return the attempt id and the lease number of a lease id."""
-    attempt_id, number, _ = lease_id.rsplit(".", 2)
-    return attempt_id, int(number)
+    attempt_id, lease_number, _ = lease_id.rsplit(".", 2)
+    return attempt_id, int(lease_number)
 
 
 class SimMachine(Runtime):
@@ -51,7 +51,7 @@ class SimMachine(Runtime):
 
     def __init__(
         self,
-        name: str,
+        worker_name: str,
         loop: VirtualLoop,
         network: Network,
         servers: Sequence[SimServer],
@@ -59,7 +59,7 @@ class SimMachine(Runtime):
         executions: ExecutionChecker,
     ) -> None:
         super().__init__(URL)
-        self.name = name
+        self.name = worker_name
         self.loop = loop
         self.executions = executions
         self._network = network
@@ -111,9 +111,12 @@ class SimMachine(Runtime):
         return SimExecutors(self)
 
     async def start_keeper(self) -> KeeperConnection:
-        """Start a lease keeper in a process of its own."""
+        """Start a lease keeper in a process of its own, and return the runner's connection to it."""
         connection = SimKeeperConnection(self)
-        self.keepers = [*(keeper for keeper in self.keepers if not keeper.node.is_dead), connection.keeper]
+        self.keepers = [
+            *(earlier_keeper for earlier_keeper in self.keepers if not earlier_keeper.node.is_dead),
+            connection.keeper,
+        ]
         return connection
 
     def kill_job(self, handle: JobHandle, _seconds: float) -> None:
@@ -166,10 +169,10 @@ class SimClient(RunnerClient):
         sent_headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         if headers:
             sent_headers.update(headers)
-        content = body if isinstance(body, bytes) else b"".join(body)
+        request_body = body if isinstance(body, bytes) else b"".join(body)
         machine = self._machine
         open_request = machine.send_request(
-            SimRequest(machine.name, method, self._root + path, sent_headers, content), timeout
+            SimRequest(machine.name, method, self._root + path, sent_headers, request_body), timeout
         )
         self._open_requests[open_request] = None
         try:
@@ -251,9 +254,9 @@ class SimCell:
     async def open(self) -> None:
         """Do nothing."""
 
-    async def bind_lease(self, deadline: float, renewals: Path) -> None:
+    async def bind_lease(self, deadline: float, renewals_path: Path) -> None:
         """Play the supervisor, which ends the job at this time."""
-        self._fifo = str(renewals)
+        self._fifo = str(renewals_path)
         self._machine.cells_by_fifo[self._fifo] = self
         self.set_deadline(deadline)
 
@@ -341,19 +344,19 @@ class SimCell:
     def _time_out(self) -> None:
         self._end(None, TERMINATED, is_timed_out=True)
 
-    def kill(self, signal: int) -> None:
+    def kill(self, signal_number: int) -> None:
         """Kill the running step; no other step starts after it."""
         self._is_over = True
-        self._end(None, signal)
+        self._end(None, signal_number)
 
-    def _end(self, code: int | None, signal: int | None, *, is_timed_out: bool = False) -> None:
+    def _end(self, exit_code: int | None, signal_number: int | None, *, is_timed_out: bool = False) -> None:
         machine, marker = self._machine, self.handle.marker
         if machine.running.pop(marker, None) is None or self._exit_future is None:
             return
         self._timer.cancel()
-        machine.executions.record_end(*self._lease, machine.name, code, is_rule=self._is_rule)
+        machine.executions.record_end(*self._lease, machine.name, exit_code, is_rule=self._is_rule)
         if not self._exit_future.done():
-            self._exit_future.set_result((code, signal, is_timed_out))
+            self._exit_future.set_result((exit_code, signal_number, is_timed_out))
 
     async def stop(self, grace_seconds: float) -> bool:
         """Ask the step to stop, wait, then kill it."""
@@ -440,8 +443,8 @@ class SimKeeper:
             renewals.close()
         self._send_to_runner(None)
 
-    def _open_renewals(self, path: str) -> SimRenewals:
-        self._renewals.append(SimRenewals(self._machine.cells_by_fifo.get(path)))
+    def _open_renewals(self, fifo_path: str) -> SimRenewals:
+        self._renewals.append(SimRenewals(self._machine.cells_by_fifo.get(fifo_path)))
         return self._renewals[-1]
 
     def _soon(self, callback: Callable[..., object], *args: Any) -> None:

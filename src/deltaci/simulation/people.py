@@ -125,7 +125,7 @@ class People:
         }
         start_command = StartRun(
             **common_fields,
-            jobs=tuple(self._draw_related_job(run_id, random, index) for index in range(job_count)),
+            jobs=tuple(self._draw_related_job(run_id, random, job_index) for job_index in range(job_count)),
             plan_hash="h",
         )
         if self._client.happens("race", random):
@@ -158,7 +158,7 @@ class People:
             await client.submit("plan", failed_command, random)
             return
         job_count = 0 if client.happens("plan is empty", random) else random.randint(1, MAX_JOBS)
-        jobs = tuple(self._draw_related_job(run_id, random, index) for index in range(job_count))
+        jobs = tuple(self._draw_related_job(run_id, random, job_index) for job_index in range(job_count))
         plan_command = Plan(id=run_id, jobs=jobs, plan_hash="h", request_id=f"{run_id} plan")
         await client.submit(
             "plan", plan_command, random, Plan(id=run_id, jobs=(), plan_hash="other", request_id=f"{run_id} plan")
@@ -168,17 +168,19 @@ class People:
             job_id = f"{run_id}/{random.choice(jobs).name}"
             await client.submit("cancel", CancelJob(id=job_id, actor="user:u", request_id=f"{job_id} cancel"), random)
 
-    def _draw_related_job(self, run_id: str, random: Random, index: int) -> JobSpec:
+    def _draw_related_job(self, run_id: str, random: Random, job_index: int) -> JobSpec:
         """Draw a job of the run, with random relations to the jobs with a lower index."""
         return self._with_relations(
-            self._draw_job(run_id, random, index), Random(f"{self._scenario.seed} {run_id} bonds {index}"), index
+            self._draw_job(run_id, random, job_index),
+            Random(f"{self._scenario.seed} {run_id} bonds {job_index}"),
+            job_index,
         )
 
-    def _with_relations(self, spec: JobSpec, random: Random, index: int) -> JobSpec:
+    def _with_relations(self, spec: JobSpec, random: Random, job_index: int) -> JobSpec:
         """Return the job with random ordering, family, group and retry rules."""
         happens = self._client.happens
         relations: dict[str, Any] = {
-            "after": tuple(f"j{earlier_index}" for earlier_index in range(index) if happens("comes after", random))
+            "after": tuple(f"j{earlier_index}" for earlier_index in range(job_index) if happens("comes after", random))
         }
         if happens("family", random):
             relations.update(family=random.choice(("even", "odd")), is_family_fail_fast=random.random() < 0.7)
@@ -188,16 +190,16 @@ class People:
             relations["retry_on"] = random.choice((("INFRA",), ("TOOLING",), ("FLAKY", "TOOLING")))
         return msgspec.structs.replace(spec, **relations)
 
-    def _draw_job(self, run_id: str, random: Random, index: int) -> JobSpec:
+    def _draw_job(self, run_id: str, random: Random, job_index: int) -> JobSpec:
         """Draw a job of the run: an approval, or a job whose work is a duration and an exit code."""
         happens = self._client.happens
-        needs = tuple(f"j{earlier_index}" for earlier_index in range(index) if random.random() < 0.4)
+        needs = tuple(f"j{earlier_index}" for earlier_index in range(job_index) if random.random() < 0.4)
         if happens("approval", random):
             # Always less than a history is long: an approval that nobody decides must end, and its run with it.
             approval_seconds = random.choice((60, 600)) if happens("approval expires", random) else UNDECIDED_SECONDS
-            gate_random = Random(f"{self._scenario.seed} {run_id} gate {index}")
+            gate_random = Random(f"{self._scenario.seed} {run_id} gate {job_index}")
             return JobSpec(
-                name=f"j{index}",
+                name=f"j{job_index}",
                 kind=APPROVAL,
                 needs=needs,
                 approval_seconds=approval_seconds,
@@ -205,10 +207,10 @@ class People:
                 gate=Gate(approvers=gate_random.choice((2, 3)) if happens("several approve", gate_random) else 1),
             )
         work_seconds = random.choice((1.0, 60.0, 300.0, 900.0)) * random.random()
-        self._work_seconds[f"{run_id}/j{index}"] = work_seconds
+        self._work_seconds[f"{run_id}/j{job_index}"] = work_seconds
         exit_code = random.choice((1, 2)) if happens("job fails", random) else 0
         return JobSpec(
-            name=f"j{index}",
+            name=f"j{job_index}",
             needs=needs,
             is_required=not happens("optional", random),
             has_validation=happens("job is validated", random),
@@ -221,7 +223,7 @@ class People:
             queue_key=LABEL if happens("labels", random) else "",
             work={
                 "steps": [f"{work_seconds:.1f} {exit_code}"],
-                **self._draw_rules(Random(f"{self._scenario.seed} {run_id} rules {index}")),
+                **self._draw_rules(Random(f"{self._scenario.seed} {run_id} rules {job_index}")),
             },
         )
 
@@ -243,11 +245,11 @@ class People:
     def _cancel(self, run_id: str, wait_seconds: float, random: Random, request_tag: str = "") -> None:
         """Cancel the run later, by one user or by several at once."""
         user_count = random.randint(2, 3) if self._client.happens("several cancel", random) else 1
-        for index in range(user_count):
+        for user_index in range(user_count):
             common_fields: dict[str, Any] = {
                 "id": run_id,
-                "actor": f"user:u{index}",
-                "request_id": f"{run_id} cancel {request_tag}{index}",
+                "actor": f"user:u{user_index}",
+                "request_id": f"{run_id} cancel {request_tag}{user_index}",
             }
             wrong_rev = None
             if (
@@ -257,7 +259,7 @@ class People:
                 wrong_rev = tracked_run.rev - 1
             cancel_command = run.Cancel(**common_fields, reason="RUN_CANCELED", expected_rev=wrong_rev)
             other_cancel_command = run.Cancel(**common_fields, reason="ANOTHER")
-            action_random = Random(f"{self._scenario.seed} {run_id} cancel {request_tag}{index}")
+            action_random = Random(f"{self._scenario.seed} {run_id} cancel {request_tag}{user_index}")
             self._client.spawn_later(
                 wait_seconds,
                 partial(self._client.submit, "cancel", cancel_command, action_random, other_cancel_command),
@@ -349,15 +351,19 @@ class People:
             self._client.spawn_later(
                 wait_seconds, partial(self._client.submit, "approve", second_approval, self._random_for(event))
             )
-        for index in range(1, tracked_job.required_approver_count if isinstance(tracked_job, TrackedJob) else 1):
-            action_random = Random(f"{self._scenario.seed} {job_id} approver {index}")
-            approval = job.Approve(id=job_id, actor=f"user:u{index}", request_id=f"{job_id} approver {index}")
+        for approver_index in range(
+            1, tracked_job.required_approver_count if isinstance(tracked_job, TrackedJob) else 1
+        ):
+            action_random = Random(f"{self._scenario.seed} {job_id} approver {approver_index}")
+            approval = job.Approve(
+                id=job_id, actor=f"user:u{approver_index}", request_id=f"{job_id} approver {approver_index}"
+            )
             self._client.spawn_later(
                 2 * wait_seconds * action_random.random(),
                 partial(self._client.submit, "approve", approval, action_random),
             )
             repeated_approval = job.Approve(
-                id=job_id, actor=f"user:u{index}", request_id=f"{job_id} approver {index} again"
+                id=job_id, actor=f"user:u{approver_index}", request_id=f"{job_id} approver {approver_index} again"
             )
             self._client.spawn_later(
                 2 * wait_seconds * action_random.random(),
@@ -422,9 +428,9 @@ class People:
 
     async def _check_silence(self, event: Event) -> None:
         """Report that the worker missed its health checks if it sent no message about the attempt since this event."""
-        attempt, id = self._history.entities.get(event.entity_id), event.actor.partition(":")[2]
-        if isinstance(attempt, TrackedAttempt) and attempt.rev == event.rev and id in self._history.workers:
-            miss = worker.MissHealthChecks(id=id, request_id=f"{id} silent {event.entity_id} {event.rev}")
+        attempt, worker_id = self._history.entities.get(event.entity_id), event.actor.partition(":")[2]
+        if isinstance(attempt, TrackedAttempt) and attempt.rev == event.rev and worker_id in self._history.workers:
+            miss = worker.MissHealthChecks(id=worker_id, request_id=f"{worker_id} silent {event.entity_id} {event.rev}")
             await self._client.submit("miss", miss, self._random_for(event))
 
     def _on_hold(self, event: Event) -> None:

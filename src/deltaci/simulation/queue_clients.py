@@ -81,7 +81,7 @@ class QueueClients:
         while tracked_attempt.state in ("QUEUED", "STALE"):
             worker_name = await self._pick_worker(random)
             other_workers = self._other_free_workers(worker_name)
-            sent_at, revs_before, now = (
+            sent_at, revs_before, store_time = (
                 self._loop.now,
                 self._revs(tracked_attempt, worker_name),
                 self._client.wall_time(),
@@ -98,18 +98,18 @@ class QueueClients:
                 other_worker_labels=tuple(tuple(sorted(labels)) for labels in other_workers.values()),
                 other_worker_ids=tuple(other_workers),
             )
-            response = await self._client.send_until_answered(partial(_claim, claim=claim), random, sent_at + 60)
-            if isinstance(response, list) and response:
+            claim_response = await self._client.send_until_answered(partial(_claim, claim=claim), random, sent_at + 60)
+            if isinstance(claim_response, list) and claim_response:
                 self._client.check_claim(tracked_attempt.id, worker_name, other_workers)
-                self._repeat(claim, response[0].lease_id)
-                await self._execute(response[0], sent_at, random)
+                self._repeat(claim, claim_response[0].lease_id)
+                await self._execute(claim_response[0], sent_at, random)
                 return
             if (
-                response == []
+                claim_response == []
                 and revs_before == self._revs(tracked_attempt, worker_name)
                 and not self._scenario.has_clock_jumps
             ):
-                self._client.check_denied_claim(tracked_attempt.id, worker_name, other_workers, now)
+                self._client.check_denied_claim(tracked_attempt.id, worker_name, other_workers, store_time)
             if not tracked_attempt.labels:
                 return  # A runner will claim it.
             await asyncio.sleep(random.choice((5.0, 60.0)))
@@ -121,8 +121,10 @@ class QueueClients:
             return
 
         async def repeat() -> None:
-            response = await self._client.send_until_answered(partial(_claim, claim=claim), random, self._loop.now + 60)
-            self._client.check_repeated_claim(lease_id, response)
+            claim_response = await self._client.send_until_answered(
+                partial(_claim, claim=claim), random, self._loop.now + 60
+            )
+            self._client.check_repeated_claim(lease_id, claim_response)
 
         self._client.spawn_later(random.choice((1.0, 300.0)) * random.random(), repeat)
 
@@ -133,17 +135,17 @@ class QueueClients:
         """
         if not self._names:
             return UNREGISTERED
-        index = random.randrange(len(self._names))
-        worker = self._history.workers.get(self._names[index])
+        client_index = random.randrange(len(self._names))
+        worker = self._history.workers.get(self._names[client_index])
         if worker is not None and worker.state == "SHUTDOWN":
-            self._names[index], worker = f"{self._names[index]}+", None
-        name = self._names[index]
+            self._names[client_index], worker = f"{self._names[client_index]}+", None
+        worker_name = self._names[client_index]
         if worker is None:
-            worker_record = Worker(id=name, tenant=TENANT, labels=(LABEL,), max_concurrent_tasks=SLOTS)
+            worker_record = Worker(id=worker_name, tenant=TENANT, labels=(LABEL,), max_concurrent_tasks=SLOTS)
             await self._client.submit(
-                "birth", NewRecord(id=name, record=worker_record, request_id=f"{name} come"), random
+                "birth", NewRecord(id=worker_name, record=worker_record, request_id=f"{worker_name} come"), random
             )
-        return name
+        return worker_name
 
     def _revs(self, tracked_attempt: TrackedAttempt, worker_name: str) -> tuple[int, int]:
         """Return the current revs of the attempt and of the worker, to compare them later."""
@@ -155,7 +157,11 @@ class QueueClients:
         worker_by_name = {
             other_name: self._history.workers.get(other_name) for other_name in self._names if other_name != worker_name
         }
-        return {id: worker.labels for id, worker in worker_by_name.items() if worker is not None and worker.is_free}
+        return {
+            worker_id: worker.labels
+            for worker_id, worker in worker_by_name.items()
+            if worker is not None and worker.is_free
+        }
 
     async def _execute(self, claimed_attempt: ClaimedAttempt, sent_at: float, random: Random) -> None:
         """Execute a claimed attempt: send its messages in order, possibly with one failure on the way."""
@@ -164,7 +170,9 @@ class QueueClients:
         claimed_work = _ClaimedWork(
             self._client, self._loop, claimed_attempt, lease.worker_id, sent_at, self._scenario.ttl_seconds, random
         )
-        work_seconds, exit_code_value = (float(part) for part in claimed_attempt.attempt.spec["steps"][0].split())
+        work_seconds, exit_code_value = (
+            float(work_part) for work_part in claimed_attempt.attempt.spec["steps"][0].split()
+        )
         failure_mode = random.choice(FAILURE_MODES) if self._client.happens("program dies", random) else ""
         if failure_mode == "LEASED":
             return
@@ -262,13 +270,13 @@ class _ClaimedWork:
         self.rules: list[dict[str, str]] = (claimed_attempt.attempt.spec or {}).get("rules", [])
         self.is_canceled = self.ignores_cancel = False
 
-    async def send(self, command_type: type[LeasedCommand], **fields: Any) -> bool:
+    async def send(self, command_type: type[LeasedCommand], **command_fields: Any) -> bool:
         """Send a command under the lease. Return whether it was accepted and the attempt is not cancelled.
 
         A renewed lease counts from the moment when the command was sent.
         """
         command = command_type(
-            id=self.ref.attempt_id, actor=worker_actor(self.worker_id), lease=self.ref, tenant=TENANT, **fields
+            id=self.ref.attempt_id, actor=worker_actor(self.worker_id), lease=self.ref, tenant=TENANT, **command_fields
         )
         sent_at = self._loop.now
 

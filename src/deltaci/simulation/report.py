@@ -39,13 +39,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     unvisited: list[str]
 
 
-def read_scenario(file: Path) -> Scenario:
+def read_scenario(scenario_path: Path) -> Scenario:
     """Read a scenario from a JSON file. Raise `BadScenario` if it contains none."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Scenario)
+        return msgspec.json.decode(scenario_path.read_bytes(), type=Scenario)
     except (OSError, msgspec.DecodeError) as error:
         raise BadScenario(
-            f"{file} contains no scenario: {error}; 'deltaci sim' writes one to {FOLDER} when a seed fails"
+            f"{scenario_path} contains no scenario: {error}; 'deltaci sim' writes one to {FOLDER} when a seed fails"
         ) from None
 
 
@@ -85,10 +85,10 @@ def _shrink_and_print(scenario: Scenario, history: History, *, as_json: bool) ->
     shrinker = Shrinker(scenario, history)
     shrunk_scenario = shrinker.run()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    file = FOLDER / f"seed-{scenario.seed}.json"
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(shrunk_scenario)))
+    scenario_path = FOLDER / f"seed-{scenario.seed}.json"
+    scenario_path.write_bytes(msgspec.json.format(msgspec.json.encode(shrunk_scenario)))
     if not as_json:
-        print(f"  shrunk: deltaci sim --mix {file}")
+        print(f"  shrunk: deltaci sim --mix {scenario_path}")
         print(f"  {shrinker.history.message}")
     simulation = Simulation(shrunk_scenario)
     simulation.run()
@@ -97,8 +97,8 @@ def _shrink_and_print(scenario: Scenario, history: History, *, as_json: bool) ->
 
 def _print_scenario(scenario: Scenario, simulation: Simulation, *, as_json: bool) -> None:
     """Print the actions, faults and last events of a scenario; to stderr if the results are printed as JSON."""
-    for line in describe(scenario, simulation.log):
-        print(f"  {line}", file=sys.stderr if as_json else sys.stdout, flush=True)
+    for description_line in describe(scenario, simulation.log):
+        print(f"  {description_line}", file=sys.stderr if as_json else sys.stdout, flush=True)
 
 
 def _print_history(history: History, scenario: Scenario, *, as_json: bool) -> None:

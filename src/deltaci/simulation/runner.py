@@ -65,14 +65,14 @@ class SimRunner:
 
     async def _run(self, node: Node) -> None:
         registration_token = self._signer.sign("register", self.name, TENANT, TOKEN_SECONDS, again=self._is_registered)
-        credentials = CredentialProvider(
+        credential_provider = CredentialProvider(
             URL, self._folder, slots=self._slots, token=registration_token, runtime=self.machine
         )
         try:
-            registration = await asyncio.to_thread(credentials.obtain)
+            registration = await asyncio.to_thread(credential_provider.obtain)
             self._is_registered = True
             self._agent = Agent(
-                credentials,
+                credential_provider,
                 registration,
                 labels=[],
                 slots=self._slots,
@@ -106,10 +106,10 @@ class SimRunner:
         original_request = random.choice(requests)
         forged_body = original_request.body
         if random.random() < 0.5 and b'"Complete"' in forged_body:
-            message = msgspec.json.decode(forged_body)
-            message |= {"status": "SUCCEEDED", "exit_code": 0, "error_code": None}
-            forged_body = msgspec.json.encode(message)
-            self.machine.executions.mark_forged(*parse_lease_id(message["lease_id"]))
+            forged_message = msgspec.json.decode(forged_body)
+            forged_message |= {"status": "SUCCEEDED", "exit_code": 0, "error_code": None}
+            forged_body = msgspec.json.encode(forged_message)
+            self.machine.executions.mark_forged(*parse_lease_id(forged_message["lease_id"]))
         self.machine.send_request(
             original_request._replace(runner=self.name, headers=own_requests[-1].headers, body=forged_body),
             CALL_SECONDS,
@@ -124,9 +124,9 @@ class SimRunner:
         if not own_requests or not self.machine.lease_ids:
             return
         lease_id = random.choice(list(self.machine.lease_ids)[-MAX_FORGED_LEASES:])
-        message = Complete(lease_id=lease_id, runner_id=self.name, status="SUCCEEDED", exit_code=0)
+        complete = Complete(lease_id=lease_id, runner_id=self.name, status="SUCCEEDED", exit_code=0)
         self.machine.executions.mark_forged(*parse_lease_id(lease_id))
-        self.machine.send_request(own_requests[-1]._replace(body=encode(message)), CALL_SECONDS)
+        self.machine.send_request(own_requests[-1]._replace(body=encode(complete)), CALL_SECONDS)
 
     # -- faults
 

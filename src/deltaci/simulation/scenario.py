@@ -214,6 +214,6 @@ def _draw_actions(random: Random, hours: float, runs_an_hour: float) -> tuple[Us
         for _ in range(int(hours * rate + random.random()))
     ]
     return tuple(
-        UserAction(time, action_kind, action_index)
-        for action_index, (time, action_kind) in enumerate(sorted(timed_kinds))
+        UserAction(action_time, action_kind, action_index)
+        for action_index, (action_time, action_kind) in enumerate(sorted(timed_kinds))
     )

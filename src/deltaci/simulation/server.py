@@ -134,11 +134,15 @@ class SimServer:
         self._app = RunnerApp(protocol, registry, self._storage.logs, control, job_resource_handlers)
         await Timers(self.engine, self.poll_seconds).run()
 
-    def handle_request(self, method: str, path: str, headers: dict[str, str], body: bytes) -> PendingResponse:
+    def handle_request(
+        self, method: str, url_path: str, headers: dict[str, str], request_body: bytes
+    ) -> PendingResponse:
         """Start to handle one HTTP request in the server's process. Return the task of its response."""
-        return self._loop.spawn(self.node, self._respond(method, path, headers, body))
+        return self._loop.spawn(self.node, self._respond(method, url_path, headers, request_body))
 
-    async def _respond(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+    async def _respond(
+        self, method: str, url_path: str, request_headers: dict[str, str], request_body: bytes
+    ) -> tuple[int, bytes]:
         """Return status and body of the response to one HTTP request."""
         if self._app is None:
             return 503, b'{"code":"unavailable","message":"starting"}'
@@ -149,7 +153,7 @@ class SimServer:
             nonlocal is_body_read
             if not is_body_read:
                 is_body_read = True
-                return {"type": "http.request", "body": body, "more_body": False}
+                return {"type": "http.request", "body": request_body, "more_body": False}
             await asyncio.get_running_loop().create_future()  # Never disconnects: the network simulates that.
             raise AssertionError("not reached")
 
@@ -157,10 +161,11 @@ class SimServer:
             messages.append(message)
 
         encoded_headers = [
-            (header_name.lower().encode(), header_value.encode()) for header_name, header_value in headers.items()
+            (header_name.lower().encode(), header_value.encode())
+            for header_name, header_value in request_headers.items()
         ]
-        await self._app({"type": "http", "method": method, "path": path, "headers": encoded_headers}, receive, send)
+        await self._app({"type": "http", "method": method, "path": url_path, "headers": encoded_headers}, receive, send)
         status, response_body = messages[0]["status"], messages[1]["body"]
         if self.on_response is not None:
-            self.on_response(path, body, status, response_body)
+            self.on_response(url_path, request_body, status, response_body)
         return status, response_body

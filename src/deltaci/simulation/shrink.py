@@ -73,7 +73,9 @@ class Shrinker:
     def _simplify(self) -> None:
         """Try fewer servers, runners and slots, and no random behaviours."""
         for field_name in ("servers", "runners", "slots"):
-            while (count := getattr(self.scenario, field_name)) > 1 and self._try_change(**{field_name: count - 1}):
+            while (present_count := getattr(self.scenario, field_name)) > 1 and self._try_change(
+                **{field_name: present_count - 1}
+            ):
                 pass
         if any(self.scenario.probabilities.values()) and self._try_change(
             probabilities=dict.fromkeys(self.scenario.probabilities, 0.0)
@@ -115,14 +117,14 @@ def describe(scenario: Scenario, log: Sequence[Event]) -> list[str]:
     ]
     timed_texts = [(fault.at, f"{fault.kind} ({fault.target}, {fault.seconds:.1f} s)") for fault in scenario.faults]
     timed_texts += [(action.at, f"user action: {action.kind} {action.number}") for action in scenario.actions]
-    description_lines += [f"  {_format_time(at)}  {text}" for at, text in sorted(timed_texts)]
+    description_lines += [f"  {_format_time(virtual_time)}  {text}" for virtual_time, text in sorted(timed_texts)]
     behaviours_text = ", ".join(f"{behaviour} {rate:.2f}" for behaviour, rate in scenario.probabilities.items() if rate)
     description_lines.append(f"  behaviours: {behaviours_text or 'none'}")
     description_lines.append("the last events:")
     for event in log[-LAST_EVENTS:]:
-        change = f"{event.from_ or '(created)'} → {event.to}"
+        state_change = f"{event.from_ or '(created)'} → {event.to}"
         description_lines.append(
-            f"  {_format_time(event.at / 1e6 - EPOCH)}  #{event.seq} {event.entity} {event.entity_id}: {change} "
+            f"  {_format_time(event.at / 1e6 - EPOCH)}  #{event.seq} {event.entity} {event.entity_id}: {state_change} "
             f"({event.trigger} by {event.actor})"
         )
     return description_lines

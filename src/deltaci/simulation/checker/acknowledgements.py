@@ -23,19 +23,21 @@ class AcknowledgementChecker:
         self._history = checker
         self.acknowledged = 0
 
-    def has_changed(self, id: str, request_id: str) -> bool:
+    def has_changed(self, entity_id: str, request_id: str) -> bool:
         """Return whether the log has a change of this entity that this request made."""
-        return (request_id, id) in self._history.requests
+        return (request_id, entity_id) in self._history.requests
 
     # -- acknowledgements to users and queue clients
 
-    def check_accepted(self, action: str, id: str, request_id: str = "", expected_rev: int | None = None) -> None:
+    def check_accepted(
+        self, action: str, entity_id: str, request_id: str = "", expected_rev: int | None = None
+    ) -> None:
         """Check that an acknowledged action changed its entity as it should; raise `Violation` otherwise.
 
         With `expected_rev`, also check that the entity had this rev before the change.
         """
         self.acknowledged += 1
-        entity = self._history.entities.get(id)
+        entity = self._history.entities.get(entity_id)
         has_effect = entity is not None
         if isinstance(entity, TrackedRun):
             has_effect = {
@@ -48,7 +50,7 @@ class AcknowledgementChecker:
                 "report": entity.state == "REPORTED",
             }.get(action, True)
         elif isinstance(entity, TrackedJob):
-            last_attempt = self._history.entities.get(f"{id}.{entity.index}")
+            last_attempt = self._history.entities.get(f"{entity_id}.{entity.index}")
             is_stopping = last_attempt is not None and last_attempt.state in ("CANCEL_REQUESTED", "CANCELED")
             has_effect = {
                 "approve": any(approver.startswith("user:") for approver in entity.approved_by),
@@ -59,35 +61,39 @@ class AcknowledgementChecker:
         elif isinstance(entity, TrackedWorker):
             has_effect = entity.is_leaving if action == "shutdown" else True
         if not has_effect:
-            raise Violation("acknowledged", f"{action} of {id} was acknowledged, but it is {entity and entity.state}")
-        first_change = self._history.requests.get((request_id, id))
+            raise Violation(
+                "acknowledged", f"{action} of {entity_id} was acknowledged, but it is {entity and entity.state}"
+            )
+        first_change = self._history.requests.get((request_id, entity_id))
         if expected_rev is not None and first_change is not None and first_change[1] != expected_rev + 1:
             raise Violation(
-                "stale-rev", f"{action} of {id} expected rev {expected_rev}, but made rev {first_change[1]}"
+                "stale-rev", f"{action} of {entity_id} expected rev {expected_rev}, but made rev {first_change[1]}"
             )
 
-    def reject_refused_repetition(self, action: str, id: str, request_id: str) -> None:
+    def reject_refused_repetition(self, action: str, entity_id: str, request_id: str) -> None:
         """Raise `Violation`, because a request that had succeeded was refused when it was sent again unchanged."""
         raise Violation(
-            "idempotent", f"{action} of {id} succeeded as request {request_id}, but its repetition was refused"
+            "idempotent", f"{action} of {entity_id} succeeded as request {request_id}, but its repetition was refused"
         )
 
-    def reject_reused_id(self, action: str, id: str, reused_request_id: str) -> None:
+    def reject_reused_id(self, action: str, entity_id: str, reused_request_id: str) -> None:
         """Raise `Violation`, because another command was accepted under the id of a request that had succeeded."""
         raise Violation(
-            "reused", f"request {reused_request_id} was {action} of {id}, but was accepted for another command"
+            "reused", f"request {reused_request_id} was {action} of {entity_id}, but was accepted for another command"
         )
 
-    def check_claim(self, attempt_id: str, worker_id: str, other_workers: Mapping[str, frozenset[str]]) -> None:
-        """Check that a worker did not get a job that it lost while one of `other_workers` could have taken it.
+    def check_claim(self, attempt_id: str, worker_id: str, labels_by_worker: Mapping[str, frozenset[str]]) -> None:
+        """Check that a worker did not get a job that it lost while one of `labels_by_worker` could have taken it.
 
-        `other_workers` are the ids and labels of free workers that the claim named.
+        `labels_by_worker` are the ids and labels of free workers that the claim named.
         """
         attempt = self._history.entities.get(attempt_id)
         if not isinstance(attempt, TrackedAttempt) or worker_id not in attempt.avoided_workers:
             return
         able_workers = [
-            id for id, labels in other_workers.items() if attempt.labels <= labels and id not in attempt.avoided_workers
+            id
+            for id, labels in labels_by_worker.items()
+            if attempt.labels <= labels and id not in attempt.avoided_workers
         ]
         if able_workers:
             raise Violation(
@@ -97,8 +103,8 @@ class AcknowledgementChecker:
     def check_repeated_claim(self, lease_id: str, lease_ids: Sequence[str]) -> None:
         """Check that a repeated claim got the lease of the first one."""
         if list(lease_ids) != [lease_id]:
-            id, lease_number, _ = lease_id.rsplit(".", 2)
-            subject = f"a claim that was granted lease {lease_number} of {id}"
+            attempt_id, lease_number, _ = lease_id.rsplit(".", 2)
+            subject = f"a claim that was granted lease {lease_number} of {attempt_id}"
             raise Violation("idempotent", f"{subject} was repeated and got {len(lease_ids)} other leases")
 
     def check_stale_claim(self, lease_id: str, reason: str) -> None:
@@ -111,7 +117,7 @@ class AcknowledgementChecker:
             raise Violation("idempotent", f"{subject}, which is live, was repeated and refused as {reason}")
 
     def check_denied_claim(
-        self, attempt_id: str, worker_id: str, other_workers: Mapping[str, frozenset[str]], now: int
+        self, attempt_id: str, worker_id: str, labels_by_worker: Mapping[str, frozenset[str]], now: int
     ) -> None:
         """Check that a free worker was not refused an attempt that no other worker could take.
 
@@ -122,7 +128,7 @@ class AcknowledgementChecker:
         if not isinstance(attempt, TrackedAttempt) or not isinstance(job, TrackedJob) or worker is None or job.group:
             return
         able_workers = [
-            id for id, labels in other_workers.items() if attempt.labels <= labels and id not in job.lost_by_workers
+            id for id, labels in labels_by_worker.items() if attempt.labels <= labels and id not in job.lost_by_workers
         ]
         is_left_to_others = worker_id in job.lost_by_workers and able_workers
         is_ready = attempt.state in CLAIMABLE_ATTEMPT_STATES and attempt.ready_at < now
@@ -131,23 +137,25 @@ class AcknowledgementChecker:
 
     # -- acknowledgements to runners
 
-    def check_response(self, path: str, body: bytes, status: int, response_body: bytes) -> None:
+    def check_response(self, request_path: str, request_body: bytes, status: int, response_body: bytes) -> None:
         """Check that the log has the leases and results that a response acknowledges to a runner."""
         if status != 200:
             return
-        if path.endswith("/lease"):
+        if request_path.endswith("/lease"):
             for granted in json.loads(response_body).get("leases", ()):
                 self._check_granted(granted["lease_id"])
-        elif path.endswith("/messages") and (b'"Complete"' in body or b'"CancelAck"' in body):
-            messages, responses = json.loads(body), json.loads(response_body)
-            pairs = zip(messages, responses, strict=False) if isinstance(messages, list) else ((messages, responses),)
-            for message, response in pairs:
+        elif request_path.endswith("/messages") and (b'"Complete"' in request_body or b'"CancelAck"' in request_body):
+            messages, responses = json.loads(request_body), json.loads(response_body)
+            message_and_response_pairs = (
+                zip(messages, responses, strict=False) if isinstance(messages, list) else ((messages, responses),)
+            )
+            for message, response in message_and_response_pairs:
                 self._check_ended(message, response)
 
     def _attempt_and_lease_number(self, lease_id: str) -> tuple[TrackedAttempt | None, int]:
         """Return the attempt of a lease, None if it is unknown, and the number of the lease."""
-        id, lease_number, _ = lease_id.rsplit(".", 2)
-        attempt = self._history.entities.get(id)
+        attempt_id, lease_number, _ = lease_id.rsplit(".", 2)
+        attempt = self._history.entities.get(attempt_id)
         return (attempt if isinstance(attempt, TrackedAttempt) else None), int(lease_number)
 
     def _check_granted(self, lease_id: str) -> None:

@@ -49,29 +49,31 @@ class ExecutionChecker:
 
     # -- what the simulated machines do
 
-    def record_start(self, attempt_id: str, number: int, worker_id: str) -> None:
+    def record_start(self, attempt_id: str, lease_number: int, worker_id: str) -> None:
         """Record that a process of the job has started."""
         running_executions = self.executing.setdefault(attempt_id, set())
         if not self._has_clock_jumps:
-            self._check_start(attempt_id, number, worker_id, running_executions)
-        running_executions.add((number, worker_id))
-        self.unreported_ends.pop((attempt_id, number), None)  # The job goes on: a validation rule runs after the steps.
-        self._note(f"began {attempt_id} {number} {worker_id}")
+            self._check_start(attempt_id, lease_number, worker_id, running_executions)
+        running_executions.add((lease_number, worker_id))
+        self.unreported_ends.pop(
+            (attempt_id, lease_number), None
+        )  # The job goes on: a validation rule runs after the steps.
+        self._note(f"began {attempt_id} {lease_number} {worker_id}")
 
     def _check_start(
-        self, attempt_id: str, number: int, worker_id: str, running_executions: set[tuple[int, str]]
+        self, attempt_id: str, lease_number: int, worker_id: str, running_executions: set[tuple[int, str]]
     ) -> None:
-        description = f"{attempt_id} begins as lease {number} on {worker_id}"
+        description = f"{attempt_id} begins as lease {lease_number} on {worker_id}"
         if running_executions:
             self._report(Violation("overlap", f"{description} while it already runs as {sorted(running_executions)}"))
-        is_forged = (attempt_id, number) in self._forged
+        is_forged = (attempt_id, lease_number) in self._forged
         if not is_forged and (other_id := self._executing_in_group_of(attempt_id)):
             self._report(Violation("group-overlap", f"{description} while {other_id} of the same group runs"))
-        lease = self._last_lease(attempt_id, number)
+        lease = self._last_lease(attempt_id, lease_number)
         # The runner learns a little later that its lease was revoked by a cancel or a timeout.
         is_owned = (
             lease is not None
-            and (attempt_id, number) in self._acknowledged
+            and (attempt_id, lease_number) in self._acknowledged
             and lease.state in (*LIVE_LEASE_STATES, "REVOKED")
         )
         if not is_owned and not is_forged:
@@ -86,47 +88,50 @@ class ExecutionChecker:
         if group is None:
             return ""
         running_ids = (
-            id
-            for id, executions in self.executing.items()
-            if id != attempt_id and any((id, number) not in self._forged for number, _ in executions)
+            other_attempt_id
+            for other_attempt_id, executions in self.executing.items()
+            if other_attempt_id != attempt_id
+            and any((other_attempt_id, lease_number) not in self._forged for lease_number, _ in executions)
         )
-        return next((id for id in running_ids if self._group_of(id) == group), "")
+        return next(
+            (other_attempt_id for other_attempt_id in running_ids if self._group_of(other_attempt_id) == group), ""
+        )
 
     def _group_of(self, attempt_id: str) -> Group | None:
         attempt = self._history.entities.get(attempt_id)
         return self._history.group_of(attempt) if isinstance(attempt, TrackedAttempt) else None
 
     def record_end(
-        self, attempt_id: str, number: int, worker_id: str, exit_code: int | None, *, is_rule: bool = False
+        self, attempt_id: str, lease_number: int, worker_id: str, exit_code: int | None, *, is_rule: bool = False
     ) -> None:
         """Record that the process has ended; `exit_code` is None if it was killed."""
-        self.executing.get(attempt_id, set()).discard((number, worker_id))
+        self.executing.get(attempt_id, set()).discard((lease_number, worker_id))
         if is_rule:
-            self.rule_exit_codes.setdefault((attempt_id, number), []).append(exit_code)
+            self.rule_exit_codes.setdefault((attempt_id, lease_number), []).append(exit_code)
         if exit_code is not None:
             if not is_rule:
-                self.exit_codes[attempt_id, number] = exit_code
-            lease = self._last_lease(attempt_id, number)
+                self.exit_codes[attempt_id, lease_number] = exit_code
+            lease = self._last_lease(attempt_id, lease_number)
             is_polling_runner = worker_id in self._history.polling_worker_ids  # Queue clients need not report.
             if is_polling_runner and lease is not None and lease.state in LIVE_LEASE_STATES:
-                self.unreported_ends[attempt_id, number] = worker_id
-        self._note(f"ended {attempt_id} {number} {exit_code}")
+                self.unreported_ends[attempt_id, lease_number] = worker_id
+        self._note(f"ended {attempt_id} {lease_number} {exit_code}")
 
-    def record_pause(self, attempt_id: str, number: int, worker_id: str) -> None:
+    def record_pause(self, attempt_id: str, lease_number: int, worker_id: str) -> None:
         """Record that the machine of the process was frozen; a frozen process does not count as running.
 
         When the machine continues, the process starts again for this class `MAX_OVERRUN_SECONDS` later: only then must
         its supervisor have ended it, if its lease is over.
         """
-        self.executing.get(attempt_id, set()).discard((number, worker_id))
+        self.executing.get(attempt_id, set()).discard((lease_number, worker_id))
 
-    def set_log_file(self, attempt_id: str, number: int, path: str) -> None:
+    def set_log_file(self, attempt_id: str, lease_number: int, log_path: str) -> None:
         """Set the file that the job's output is written to."""
-        self._logs[attempt_id, number] = path
+        self._logs[attempt_id, lease_number] = log_path
 
-    def mark_forged(self, attempt_id: str, number: int) -> None:
+    def mark_forged(self, attempt_id: str, lease_number: int) -> None:
         """Mark a lease for which a forged message was sent: the outcome in the log may differ from the real one."""
-        self._forged.add((attempt_id, number))
+        self._forged.add((attempt_id, lease_number))
 
     # -- what the log says
 
@@ -163,30 +168,31 @@ class ExecutionChecker:
         if is_running:
             raise Violation("stopped", f"{attempt.id} was reported {event.to} by {lease.worker_id}, but still runs")
 
-    def check_log(self, attempt_id: str, number: int, offset: int, stored_log: bytes) -> None:
+    def check_log(self, attempt_id: str, lease_number: int, offset: int, stored_log: bytes) -> None:
         """Check that uploaded log bytes equal what the job wrote at that offset; skipped if the file is gone."""
-        path = self._logs.get((attempt_id, number), "")
-        if path and os.path.exists(path):
-            with open(path, "rb") as file:
-                file.seek(offset)
-                if file.read(len(stored_log)) != stored_log:
-                    description = f"the log of {attempt_id} under lease {number}"
+        log_path = self._logs.get((attempt_id, lease_number), "")
+        if log_path and os.path.exists(log_path):
+            with open(log_path, "rb") as log_file:
+                log_file.seek(offset)
+                if log_file.read(len(stored_log)) != stored_log:
+                    description = f"the log of {attempt_id} under lease {lease_number}"
                     self._report(
                         Violation("log-bytes", f"{description} differs at offset {offset} from what the job wrote")
                     )
 
-    def check_reported(self, earlier: dict[Ref, str]) -> None:
-        """Report the ends in `earlier` that are still not in the log."""
-        for (attempt_id, number), worker_id in earlier.items():
-            if (attempt_id, number) in self.unreported_ends:
+    def check_reported(self, worker_by_execution: dict[Ref, str]) -> None:
+        """Report the ends in `worker_by_execution` that are still not in the log."""
+        for (attempt_id, lease_number), worker_id in worker_by_execution.items():
+            if (attempt_id, lease_number) in self.unreported_ends:
                 self._report(
                     Violation(
-                        "told", f"{attempt_id} ended on {worker_id} as lease {number}, but its end was never reported"
+                        "told",
+                        f"{attempt_id} ended on {worker_id} as lease {lease_number}, but its end was never reported",
                     )
                 )
 
-    def _last_lease(self, attempt_id: str, number: int) -> Lease | None:
+    def _last_lease(self, attempt_id: str, lease_number: int) -> Lease | None:
         """Return this lease if it is the attempt's last one."""
         attempt = self._history.entities.get(attempt_id)
         lease = attempt.lease if isinstance(attempt, TrackedAttempt) else None
-        return lease if lease is not None and lease.number == number else None
+        return lease if lease is not None and lease.number == lease_number else None

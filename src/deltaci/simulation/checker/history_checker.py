@@ -163,22 +163,22 @@ class HistoryChecker(OptionalJobsChecker):
 
         A job or attempt needs a run of its tenant.
         """
-        id = event.entity_id
+        entity_id = event.entity_id
         entity: TrackedEntity
         if event.entity == "attempt":
-            entity = TrackedAttempt(id)
+            entity = TrackedAttempt(entity_id)
         elif event.entity == "job":
-            entity = job = TrackedJob(id)
-            job.dependents = self._dependents.setdefault(id, [])
+            entity = job = TrackedJob(entity_id)
+            job.dependents = self._dependents.setdefault(entity_id, [])
         elif event.entity == "run":
-            entity = self.runs[id] = TrackedRun(id)
+            entity = self.runs[entity_id] = TrackedRun(entity_id)
         else:
-            entity = self.workers[id] = TrackedWorker(id)
+            entity = self.workers[entity_id] = TrackedWorker(entity_id)
         entity.tenant, entity.run_id = event.tenant, event.run_id
         run = self.runs.get(event.run_id)
         if event.entity in ("job", "attempt") and event.run_id and (run is None or run.tenant != event.tenant):
-            raise Violation("identity", f"{id} is of {event.tenant}, but its run is of {run and run.tenant}")
-        self.entities[id] = entity
+            raise Violation("identity", f"{entity_id} is of {event.tenant}, but its run is of {run and run.tenant}")
+        self.entities[entity_id] = entity
         return entity
 
     def _check_step(self, entity: TrackedEntity, event: LogEvent) -> None:
@@ -249,8 +249,8 @@ class HistoryChecker(OptionalJobsChecker):
             job.required_approver_count = int(metadata.get("approvers", 1))
             run.jobs.append(job.id)
             self.read_job_relations(job, metadata)
-            for need in (*job.needs, *job.after):
-                self._dependents.setdefault(need, []).append(job.id)
+            for predecessor_id in (*job.needs, *job.after):
+                self._dependents.setdefault(predecessor_id, []).append(job.id)
         if event.trigger in ("approval_given", "approved"):
             self._check_approval(subject, job, event)
         if event.from_ != event.to:
@@ -342,8 +342,8 @@ class HistoryChecker(OptionalJobsChecker):
             may_retry = True
         may_retry = may_retry and job.index < job.max_attempts and (not job.retry_on or failure_class in job.retry_on)
         if may_retry != (event.to == "RETRYING"):
-            failure = f"attempt {job.index} of {job.max_attempts} failed as {failure_class}"
-            raise Violation("retry", f"{subject} is {event.to}, but {failure}")
+            failure_text = f"attempt {job.index} of {job.max_attempts} failed as {failure_class}"
+            raise Violation("retry", f"{subject} is {event.to}, but {failure_text}")
         if not may_retry:
             return
         job.next_run_at = int(event.metadata["next_run_at"])
@@ -376,18 +376,20 @@ class HistoryChecker(OptionalJobsChecker):
         """Check that the reason for which a job is cancelled applies."""
         reason = event.metadata.get("reason")
         if reason == "BLOCKED":
-            needs = [self.entities.get(need) for need in job.needs]
-            is_valid = any(
-                need is not None and need.state in JOB_TERMINAL_STATES and not self.is_need_met(need.id)
-                for need in needs
+            needed_jobs = [self.entities.get(job_id) for job_id in job.needs]
+            does_reason_apply = any(
+                needed_job is not None
+                and needed_job.state in JOB_TERMINAL_STATES
+                and not self.is_need_met(needed_job.id)
+                for needed_job in needed_jobs
             )
         elif reason == "NOT_NEEDED" and (self.has_failed_family(job, run) or self.is_wait_over(job, run)):
-            is_valid = True
+            does_reason_apply = True
         elif reason in RUN_CANCEL_REASONS:
-            is_valid = run.state not in ACTIVE_RUN_STATES and run.state != "VALIDATING"
+            does_reason_apply = run.state not in ACTIVE_RUN_STATES and run.state != "VALIDATING"
         else:
-            is_valid = bool(reason)
-        if not is_valid:
+            does_reason_apply = bool(reason)
+        if not does_reason_apply:
             raise Violation("blocked", f"{subject} is cancelled as {reason}, but that reason does not apply")
 
     # -- runs and workers
@@ -561,13 +563,13 @@ class HistoryChecker(OptionalJobsChecker):
 
     def _check_ended_run_commit(self, run: TrackedRun) -> None:
         """Check that every open job of an ended run was asked to cancel; it may end later than the run."""
-        for id in run.jobs:
-            job = self.entities[id]
-            last_attempt = self.entities.get(f"{id}.{job.index}") if isinstance(job, TrackedJob) else None
+        for job_id in run.jobs:
+            job = self.entities[job_id]
+            last_attempt = self.entities.get(f"{job_id}.{job.index}") if isinstance(job, TrackedJob) else None
             if job.state not in JOB_TERMINAL_STATES and (
                 last_attempt is None or last_attempt.state != "CANCEL_REQUESTED"
             ):
-                raise Violation("cancel", f"run {run.id} is {run.state}, but its job {id} is still {job.state}")
+                raise Violation("cancel", f"run {run.id} is {run.state}, but its job {job_id} is still {job.state}")
 
     def _check_worker_commit(self, worker: TrackedWorker) -> None:
         """Check that the state and task count of a worker agree, after a commit, with the leases that it holds."""
@@ -584,9 +586,9 @@ class HistoryChecker(OptionalJobsChecker):
 
     # -- the end
 
-    def is_over(self, id: str) -> bool:
+    def is_over(self, entity_id: str) -> bool:
         """Return whether a run, or an attempt without a job, has ended, so that nothing more can happen to it."""
-        entity = self.entities.get(id)
+        entity = self.entities.get(entity_id)
         if isinstance(entity, TrackedRun):
             return entity.state == "REPORTED" and not entity.open_job_count
         return entity is not None and entity.state in ATTEMPT_TERMINAL_STATES

@@ -18,16 +18,16 @@ class JobOrderChecker(LeaseChecker):
         job.family, job.is_family_fail_fast = str(metadata.get("family", "")), bool(metadata.get("is_family_fail_fast"))
         job.group, job.retry_on = str(metadata.get("group", "")), tuple(metadata.get("retry_on", ()))
 
-    def is_need_met(self, id: str) -> bool:
+    def is_need_met(self, job_id: str) -> bool:
         """Return whether jobs that need this job may start: it succeeded, or it failed and is not required."""
-        need = self.entities.get(id)
+        need = self.entities.get(job_id)
         return isinstance(need, TrackedJob) and (
             need.state == "SUCCEEDED" or (need.state == "FAILED" and not need.is_required)
         )
 
-    def is_finished(self, id: str) -> bool:
+    def is_finished(self, job_id: str) -> bool:
         """Return whether jobs that only come after this job may start: it has ended."""
-        predecessor = self.entities.get(id)
+        predecessor = self.entities.get(job_id)
         return predecessor is not None and predecessor.state in JOB_TERMINAL_STATES
 
     def has_failed_rule(self, entity: TrackedJob | TrackedRun) -> bool:
@@ -69,22 +69,22 @@ class JobOrderChecker(LeaseChecker):
 
     def has_failed_family(self, job: TrackedJob, run: TrackedRun) -> bool:
         """Return whether a job of the same family has failed in a way that ends the whole family."""
-        return bool(job.family) and any(self._ends_family(id, job.family) for id in run.jobs)
+        return bool(job.family) and any(self._ends_family(member_id, job.family) for member_id in run.jobs)
 
-    def _ends_family(self, id: str, family: str) -> bool:
+    def _ends_family(self, job_id: str, family: str) -> bool:
         """Return whether the job with this id belongs to the family and its failure ends it."""
-        job = self.entities.get(id)
+        job = self.entities.get(job_id)
         return isinstance(job, TrackedJob) and job.family == family and ends_family(job)
 
     def check_family_commit(self, job: TrackedJob, run: TrackedRun) -> None:
         """Check that all other jobs of a failed job's family have ended or were asked to cancel."""
-        for id in run.jobs:
-            member = self.entities[id]
+        for member_id in run.jobs:
+            member = self.entities[member_id]
             if not isinstance(member, TrackedJob) or member.family != job.family or member.state in JOB_TERMINAL_STATES:
                 continue
-            last_attempt = self.entities.get(f"{id}.{member.index}")
+            last_attempt = self.entities.get(f"{member_id}.{member.index}")
             if last_attempt is None or last_attempt.state != "CANCEL_REQUESTED":
-                raise Violation("family", f"{job.id} failed, but {id} of its family is still {member.state}")
+                raise Violation("family", f"{job.id} failed, but {member_id} of its family is still {member.state}")
 
 
 def ends_family(job: TrackedJob) -> bool:

@@ -99,18 +99,18 @@ class LeaseChecker:
         """Raise `Violation` if a deadline passed long ago without an event, while no fault is active."""
         max_delay = self.config.max_delay_us
         while self._deadlines and self._deadlines[0][0] + max_delay < now:
-            _, id = heapq.heappop(self._deadlines)
-            self._ids_with_deadline.discard(id)
-            entity = self.entities[id]
+            _, attempt_id = heapq.heappop(self._deadlines)
+            self._ids_with_deadline.discard(attempt_id)
+            entity = self.entities[attempt_id]
             due_at = deadline_of(entity)
             if due_at and self.fault_free_since is not None and not self.config.has_clock_jumps:
                 if max(due_at, self.fault_free_since) + max_delay < now:
                     overdue = (now - due_at) / SECOND
-                    raise Violation("late", f"{id} is still {entity.state}, {overdue:.0f} s after its deadline")
+                    raise Violation("late", f"{attempt_id} is still {entity.state}, {overdue:.0f} s after its deadline")
                 due_at = max(due_at, self.fault_free_since)
             if due_at:
-                self._ids_with_deadline.add(id)
-                heapq.heappush(self._deadlines, (max(due_at, now - max_delay), id))
+                self._ids_with_deadline.add(attempt_id)
+                heapq.heappush(self._deadlines, (max(due_at, now - max_delay), attempt_id))
 
     # -- attempts
 
@@ -141,11 +141,11 @@ class LeaseChecker:
             attempt.claims = claims
         if event.to == "LEASED":
             attempt.heartbeat_no = -1
-        number = event.metadata.get("sequence_no")
-        if number is not None:
-            if number <= attempt.heartbeat_no:
-                raise Violation("heartbeats", f"{subject} is heartbeat {number} after {attempt.heartbeat_no}")
-            attempt.heartbeat_no = number
+        sequence_number = event.metadata.get("sequence_no")
+        if sequence_number is not None:
+            if sequence_number <= attempt.heartbeat_no:
+                raise Violation("heartbeats", f"{subject} is heartbeat {sequence_number} after {attempt.heartbeat_no}")
+            attempt.heartbeat_no = sequence_number
 
     @staticmethod
     def _check_fence(subject: str, event: LogEvent, lease_before: Lease | None) -> None:
@@ -312,10 +312,12 @@ class LeaseChecker:
 
     def check_marks(self, subject: str, worker: TrackedWorker) -> None:
         """Check, after a commit, that each lease of an unresponsive worker is marked or asked to cancel."""
-        for id in worker.leased_attempts:
-            attempt = self.entities[id]
+        for attempt_id in worker.leased_attempts:
+            attempt = self.entities[attempt_id]
             if attempt.state != "CANCEL_REQUESTED" and not (isinstance(attempt, TrackedAttempt) and attempt.is_marked):
-                raise Violation("silence", f"{subject} is unresponsive, but {id} is not marked for reassignment")
+                raise Violation(
+                    "silence", f"{subject} is unresponsive, but {attempt_id} is not marked for reassignment"
+                )
 
     def _check_unaccepted(self, subject: str, event: LogEvent, lease_before: Lease) -> None:
         """Check that a lease revoked as not accepted was not acknowledged, and that its accept window had ended."""
@@ -418,10 +420,10 @@ class LeaseChecker:
                 self._group_freed_at[group] = event.at
         return lease_before._replace(state=to_state, expires_at=expires_at)
 
-    def _check_term(self, subject: str, expected: int, expires_at: int) -> None:
+    def _check_term(self, subject: str, expected_expiry: int, expires_at: int) -> None:
         """Raise `Violation` if a granted or renewed lease does not expire at the expected time."""
-        if self.config.ttl_us and expires_at != expected:
-            deviation_seconds = (expires_at - expected) / SECOND
+        if self.config.ttl_us and expires_at != expected_expiry:
+            deviation_seconds = (expires_at - expected_expiry) / SECOND
             raise Violation("term", f"{subject} lets the lease end {deviation_seconds:+.1f} s from when it should")
 
     def _apply_grant(
@@ -513,9 +515,9 @@ class LeaseChecker:
             )
         worker.leased_attempts.add(attempt.id)
         if len(worker.leased_attempts) > worker.slots:
-            count = len(worker.leased_attempts)
+            lease_count = len(worker.leased_attempts)
             raise Violation(
-                "slots", f"{subject} is the {count}th lease of {worker_id}, which has {worker.slots} places"
+                "slots", f"{subject} is the {lease_count}th lease of {worker_id}, which has {worker.slots} places"
             )
 
     def _count_lease_end(self, worker_id: str, attempt: TrackedAttempt, event: LogEvent) -> None:
@@ -545,8 +547,10 @@ class LeaseChecker:
         is_lost_too_often = attempt.lost_leases > attempt.max_lost_leases
         is_claimable = attempt.at >= attempt.fence_until and attempt.stale_reason != "STALLED"
         if attempt.state == "STALE" and (is_lost_too_often or is_claimable):
-            expected = "failed" if is_lost_too_often else "queued again"
-            raise Violation("requeue", f"{subject} lost its lease ({attempt.stale_reason}), but has not {expected}")
+            expected_state = "failed" if is_lost_too_often else "queued again"
+            raise Violation(
+                "requeue", f"{subject} lost its lease ({attempt.stale_reason}), but has not {expected_state}"
+            )
         if attempt.state == "CANCEL_REQUESTED" and (
             attempt.lease is None or attempt.lease.state not in LIVE_LEASE_STATES
         ):

@@ -70,6 +70,6 @@ class OptionalJobsChecker(JobOrderChecker):
         if not run.decided_at:
             raise Violation("decided", f"{subject} has no open required job, but does not begin to wait for the rest")
         if run.wait_ended_commit == self.commit_count - 1:
-            for id, since in run.waiting_optional.items():
-                if since < run.at:
-                    raise Violation("decided", f"{subject} has ended its wait, but {id} still waits")
+            for job_id, waiting_since in run.waiting_optional.items():
+                if waiting_since < run.at:
+                    raise Violation("decided", f"{subject} has ended its wait, but {job_id} still waits")

@@ -95,8 +95,8 @@ Edge = tuple[str, str | None, str, str]  # Entity, from, to, trigger; the trigge
 def _parse_transitions() -> dict[Edge, frozenset[str]]:
     """Return the kinds of actors that may make each transition of the table."""
     transitions: dict[Edge, frozenset[str]] = {}
-    for line in _TRANSITIONS.strip().splitlines():
-        entity, sources, target, trigger, actors = line.split()
+    for table_line in _TRANSITIONS.strip().splitlines():
+        entity, sources, target, trigger, actors = table_line.split()
         for source in sources.split(","):
             to_state = source if target == "=" else target
             transitions[entity, None if source == "-" else source, to_state, trigger] = frozenset(actors.split(","))

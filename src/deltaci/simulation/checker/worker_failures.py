@@ -48,7 +48,7 @@ def record_lost_job(job: TrackedJob, worker_id: str, event: LogEvent) -> None:
     """Add the worker to `job.lost_by_workers` if the event is an infrastructure failure."""
     error = event.metadata.get("error", {})
     if event.metadata.get("reason") in LOST_LEASE_REASONS or error.get("failure_class") == "INFRA":
-        other_worker_ids = [id for id in job.lost_by_workers if id != worker_id]
+        other_worker_ids = [other_worker_id for other_worker_id in job.lost_by_workers if other_worker_id != worker_id]
         job.lost_by_workers = (*other_worker_ids, worker_id)[-MAX_LOST_BY_WORKERS:]
 
 
