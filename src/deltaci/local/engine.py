@@ -68,10 +68,10 @@ class LocalEngine:
         run_number = 1 + await self.store.count(TENANT, RUNS, 1_000_000)
         while await self.store.find(f"run-{run_number}") is not None:
             run_number += 1
-        id = f"run-{run_number}"
+        run_id = f"run-{run_number}"
         run_record = Run(
-            id=id,
-            run_id=id,
+            id=run_id,
+            run_id=run_id,
             tenant=TENANT,
             started_by="you",
             origin=origin,
@@ -82,9 +82,9 @@ class LocalEngine:
         )
         job_specs: tuple[JobSpec, ...] = tuple(job.spec for job in plan.jobs)
         await self.server.engine.do(
-            StartRun(id=id, record=run_record, jobs=job_specs, plan_hash=plan.hash, actor=LOCAL_USER)
+            StartRun(id=run_id, record=run_record, jobs=job_specs, plan_hash=plan.hash, actor=LOCAL_USER)
         )
-        return id
+        return run_id
 
     async def cancel(self, run_id: str, reason: str) -> None:
         """Cancel a run; does nothing if it has ended."""
@@ -95,10 +95,10 @@ class LocalEngine:
         """Return all events of a run."""
         return await feed.read(self.store, 0, sys.maxsize, tenant=TENANT, run_id=run_id)
 
-    async def jobs(self, run_id: str, names: Sequence[str]) -> list[Job]:
+    async def jobs(self, run_id: str, job_names: Sequence[str]) -> list[Job]:
         """Return the run's jobs with these names, as far as they exist."""
-        records = await self.store.find_all([f"{run_id}/{name}" for name in names])
-        return [job for job in records if isinstance(job, Job)]
+        records = await self.store.find_all([f"{run_id}/{name}" for name in job_names])
+        return [record for record in records if isinstance(record, Job)]
 
 
 @asynccontextmanager
@@ -139,18 +139,19 @@ async def _resume_quarantined(server: Server, since: int) -> None:
 
 
 @asynccontextmanager
-async def _runner(folder: Path, url: str, labels: Sequence[str], slots: int) -> AsyncIterator[None]:
+async def _runner(folder: Path, server_url: str, labels: Sequence[str], slots: int) -> AsyncIterator[None]:
+    """Run a newly registered runner in this process while the context is open."""
     runner_folder = folder / "runner"
     runner_folder.mkdir(mode=0o700, exist_ok=True)
     for file_name in (CREDENTIAL_FILE, REQUEST_FILE):
         (runner_folder / file_name).unlink(missing_ok=True)
     runner_name = f"here-{secrets.token_hex(4)}"
     token = registration_token(folder, runner_name, TENANT, TOKEN_SECONDS)
-    credentials = CredentialProvider(
-        url, runner_folder, labels=labels, slots=slots, token=token, runtime=LocalRuntime(url)
+    credential_provider = CredentialProvider(
+        server_url, runner_folder, labels=labels, slots=slots, token=token, runtime=LocalRuntime(server_url)
     )
-    credential = await asyncio.to_thread(credentials.obtain)
-    agent = Agent(credentials, credential, labels=labels, slots=slots, folder=runner_folder)
+    credential = await asyncio.to_thread(credential_provider.obtain)
+    agent = Agent(credential_provider, credential, labels=labels, slots=slots, folder=runner_folder)
     agent_task = asyncio.create_task(agent.run())
     try:
         yield

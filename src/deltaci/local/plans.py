@@ -69,9 +69,9 @@ class LocalPlans(msgspec.Struct, frozen=True, kw_only=True):
 def plan_folder(tree: WorkingTree, request: PlanRequest) -> LocalPlans:
     """Plan every pipeline of the folder. A file with problems has no plan, but its problems."""
     snapshot = tree.snapshot()
-    base, base_name = ("", NO_COMPARISON) if request.is_all else tree.find_base(request.base, snapshot)
-    diff = ChangedPaths(tree.changed_paths(base, snapshot.commit) if base else None, why=base_name)
-    change = local_change(tree, snapshot, request, base)
+    base_commit, base_name = ("", NO_COMPARISON) if request.is_all else tree.find_base(request.base, snapshot)
+    diff = ChangedPaths(tree.changed_paths(base_commit, snapshot.commit) if base_commit else None, why=base_name)
+    change = local_change(tree, snapshot, request, base_commit)
     source = Source(url=str(tree.git_dir), commit=snapshot.commit, ref=tree.snapshot_ref())
     files = _with_jobs(_read_pipelines(tree, snapshot.commit, request.files), request.jobs)
     comparison_text = (
@@ -83,7 +83,7 @@ def plan_folder(tree: WorkingTree, request: PlanRequest) -> LocalPlans:
     return LocalPlans(change=change, snapshot=snapshot, comparison=comparison_text, pipelines=pipelines)
 
 
-def local_change(tree: WorkingTree, snapshot: Snapshot, request: PlanRequest, base: str) -> Change:
+def local_change(tree: WorkingTree, snapshot: Snapshot, request: PlanRequest, base_commit: str) -> Change:
     """Describe the state of the folder as a push or pull request."""
     branch = tree.current_branch()
     is_request = request.event == "pull_request"
@@ -94,8 +94,8 @@ def local_change(tree: WorkingTree, snapshot: Snapshot, request: PlanRequest, ba
         ref=f"refs/heads/{branch}" if branch else "",
         branch=tree.default_branch() if is_request else branch,
         head=branch if is_request else "",
-        before="" if is_request else base,
-        base=base if is_request else "",
+        before="" if is_request else base_commit,
+        base=base_commit if is_request else "",
         action="synchronize" if is_request else "",
         title=tree.commit_subject(),
         message=tree.commit_subject(),
@@ -109,18 +109,18 @@ def _read_pipelines(tree: WorkingTree, commit: str, selected_paths: Sequence[str
     """Read the pipeline files, or only `selected_paths`."""
     paths = tree.paths(commit)
     files = sorted(selected_paths) or pipeline_files(paths)
-    contents = tree.read_files(commit, paths_to_read(paths, files))
+    content_by_path = tree.read_files(commit, paths_to_read(paths, files))
     for path in selected_paths:
-        if path not in contents:
+        if path not in content_by_path:
             raise Refused(
                 "not_found", f"there is no file {path!r} in {tree.root}; give its path relative to that folder"
             )
-    return parse_pipelines(paths, files, contents)
+    return parse_pipelines(paths, files, content_by_path)
 
 
-def _with_jobs(files: list[PipelineFile], jobs: Sequence[str]) -> list[PipelineFile]:
+def _with_jobs(files: list[PipelineFile], job_names: Sequence[str]) -> list[PipelineFile]:
     """Keep the files that have one of these jobs; all of them if none has, so that each reports that."""
-    names = set(jobs)
+    names = set(job_names)
     return [file for file in files if not names or names & _job_names(file.result)] or files
 
 
@@ -133,6 +133,7 @@ def _job_names(result: ParseResult) -> set[str]:
 def _plan_pipeline(
     file: PipelineFile, change: Change, diff: ChangedPaths, source: Source, request: PlanRequest
 ) -> PlannedPipeline:
+    """Plan one pipeline file. A file that the change does not trigger has no plan, unless the user named it."""
     result = file.result
     # A workflow with unsupported jobs runs only if the user names supported jobs alone.
     is_supported_part = (
@@ -151,7 +152,7 @@ def _plan_pipeline(
         is_triggered, trigger_reason = True, f"it was named, though {trigger_reason}"
     if not is_triggered:
         return PlannedPipeline(**common, reason=trigger_reason)
-    matrix = {name: (value,) for name, value in request.matrix.items()}
+    matrix = {axis: (axis_value,) for axis, axis_value in request.matrix.items()}
     compiled = plan_file(file, change, diff, source, requested_jobs=request.jobs, values_by_axis=matrix)
     notes = tuple(problem for problem in compiled.problems if problem.is_warning)
     return PlannedPipeline(

@@ -148,12 +148,12 @@ class Session:
         succeeded.
         """
         last_runs = read_last_runs(self._engine.folder).runs
-        if not any(file in last_runs for file, _ in self._plans):
+        if not any(file_path in last_runs for file_path, _ in self._plans):
             raise Refused("wrong_state", "there is no earlier run here; run it without --failed first")
         narrowed: list[tuple[str, Plan]] = []
-        for file, plan in self._plans:
+        for file_path, plan in self._plans:
             reasons_to_skip: dict[str, tuple[str, str]] = {}
-            if run_id := last_runs.get(file, ""):
+            if run_id := last_runs.get(file_path, ""):
                 earlier_jobs = await self._earlier_jobs(run_id, {planned_job.spec.name for planned_job in plan.jobs})
                 to_rerun = job_names_to_rerun(earlier_jobs)
                 reasons_to_skip = {
@@ -163,25 +163,25 @@ class Session:
                 reasons_to_skip = {
                     job_name: why for job_name, why in reasons_to_skip.items() if job_name not in to_rerun
                 }
-            narrowed.append((file, exclude_jobs(plan, reasons_to_skip, are_done=True)))
+            narrowed.append((file_path, exclude_jobs(plan, reasons_to_skip, are_done=True)))
         self._plans = [
-            (file, plan) for file, plan in narrowed if any(_is_task(planned_job) for planned_job in plan.jobs)
+            (file_path, plan) for file_path, plan in narrowed if any(_is_task(planned_job) for planned_job in plan.jobs)
         ]
         if not self._plans:
             raise Refused("wrong_state", "everything succeeded the last time; run it without --failed")
 
-    async def _earlier_jobs(self, run_id: str, names: set[str]) -> dict[str, Job]:
+    async def _earlier_jobs(self, run_id: str, job_names: set[str]) -> dict[str, Job]:
         """Return these jobs of a run. Jobs that it did not repeat are taken from the run that it is a rerun of."""
-        jobs: dict[str, Job] = {}
-        while run_id and (missing := sorted(names - set(jobs))):
-            jobs |= {job.spec.name: job for job in await self._engine.jobs(run_id, missing)}
+        job_by_name: dict[str, Job] = {}
+        while run_id and (missing_names := sorted(job_names - set(job_by_name))):
+            job_by_name |= {job.spec.name: job for job in await self._engine.jobs(run_id, missing_names)}
             run_record = await self._engine.store.find(run_id)
             run_id = run_record.rerun_of if isinstance(run_record, Run) else ""
-        return jobs
+        return job_by_name
 
-    def set_secrets(self, values: Mapping[str, str]) -> None:
+    def set_secrets(self, secret_by_name: Mapping[str, str]) -> None:
         """Store secrets for the jobs."""
-        for secret_name, secret in values.items():
+        for secret_name, secret in secret_by_name.items():
             self._engine.secrets.set(TENANT, secret_name, secret)
 
     async def run(
@@ -189,11 +189,11 @@ class Session:
     ) -> list[Outcome]:
         """Start all runs and show them until they end."""
         last_runs = read_last_runs(self._engine.folder).runs
-        for file, plan in self._plans:
+        for file_path, plan in self._plans:
             run_id = await self._engine.start(
-                _with_env(plan, env), self._origin(file), rerun_of=last_runs.get(file, "") if is_again else ""
+                _with_env(plan, env), self._origin(file_path), rerun_of=last_runs.get(file_path, "") if is_again else ""
             )
-            self._started.append(StartedRun(run_id=run_id, file=file, plan=plan))
+            self._started.append(StartedRun(run_id=run_id, file=file_path, plan=plan))
         run_ids = {**last_runs, **{started.file: started.run_id for started in self._started}}
         (self._engine.folder / LAST_FILE).write_bytes(msgspec.json.encode(LastRuns(run_ids)))
         watchers = [RunWatcher(self._engine, started.run_id, screen, decide).watch() for started in self._started]
@@ -218,22 +218,22 @@ class Session:
         """The names of all jobs."""
         return [planned_job.spec.name for _, plan in self._plans for planned_job in plan.jobs]
 
-    def _origin(self, file: str) -> Origin:
+    def _origin(self, file_path: str) -> Origin:
         change = self._local_plans.change
         return Origin(
             branch=change.branch,
             repository=change.repository,
             commit=change.commit,
             title=change.title,
-            file=file,
+            file=file_path,
         )
 
 
-def job_environment(arguments: Sequence[str]) -> dict[str, str]:
-    """Return the environment for jobs: the network settings of this machine and the variables in `arguments`."""
+def job_environment(assignments: Sequence[str]) -> dict[str, str]:
+    """Return the environment for jobs: the network settings of this machine and the variables in `assignments`."""
     variables = {variable: value for variable, value in os.environ.items() if _NETWORK.fullmatch(variable)}
-    for argument in arguments:
-        variable, has_value, value = argument.partition("=")
+    for assignment in assignments:
+        variable, has_value, value = assignment.partition("=")
         if not has_value and variable not in os.environ:
             raise Refused("bad_request", f"--env {variable!r}: there is no such variable here; give {variable}=VALUE")
         variables[variable] = value if has_value else os.environ[variable]

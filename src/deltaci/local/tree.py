@@ -43,12 +43,12 @@ class WorkingTree:
     """The folder that the user works in: a whole git working tree, or a plain folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._start = folder.resolve()
+        self._start_folder = folder.resolve()
         try:
             top = self._query_user_git("rev-parse", "--show-toplevel")
         except FileNotFoundError:
             raise Refused("unreadable", "git is not installed here, or not on the PATH; install it") from None
-        self.root = Path(top) if top else self._start
+        self.root = Path(top) if top else self._start_folder
         self.is_git = bool(top)
         self.git_dir = self.root
 
@@ -65,35 +65,42 @@ class WorkingTree:
         Files that cannot be read are left out.
         """
         self._prepare()
-        head = self._query_user_git("rev-parse", "--verify", "--quiet", "HEAD^{commit}") if self.is_git else ""
-        added = self._git("add", "--all", "--ignore-errors", "--", ".")
-        if added.returncode not in (0, 1):  # 1: some files could not be read and are left out.
-            raise Refused("unreadable", f"the files here cannot be read: {_error_text(added)}")
+        head_commit = self._query_user_git("rev-parse", "--verify", "--quiet", "HEAD^{commit}") if self.is_git else ""
+        add_result = self._git("add", "--all", "--ignore-errors", "--", ".")
+        if add_result.returncode not in (0, 1):  # 1: some files could not be read and are left out.
+            raise Refused("unreadable", f"the files here cannot be read: {_error_text(add_result)}")
         tree = self._checked_git("write-tree")
-        if head and self._query_user_git("rev-parse", f"{head}^{{tree}}") == tree:
-            commit = head
+        if head_commit and self._query_user_git("rev-parse", f"{head_commit}^{{tree}}") == tree:
+            commit = head_commit
         else:
-            date = self._query_user_git("show", "-s", "--format=%cI", head) if head else "1970-01-01T00:00:00Z"
+            date = (
+                self._query_user_git("show", "-s", "--format=%cI", head_commit)
+                if head_commit
+                else "1970-01-01T00:00:00Z"
+            )
             dates = {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
-            parent_arguments = ("-p", head) if head else ()
+            parent_arguments = ("-p", head_commit) if head_commit else ()
             commit = self._checked_git(
                 "commit-tree", tree, *parent_arguments, "-m", "what is here", extra_env={**_AUTHOR_ENV, **dates}
             )
         self._checked_git("update-ref", self.snapshot_ref(), commit)
-        return Snapshot(commit=commit, head=head, is_clean=commit == head)
+        return Snapshot(commit=commit, head=head_commit, is_clean=commit == head_commit)
 
     def _prepare(self) -> None:
+        """Create our own repository, with the objects, ignored patterns and a copy of the index of the user's one."""
         if not (self.git_dir / "HEAD").exists():
             self.git_dir.parent.mkdir(parents=True, exist_ok=True)
-            result = run_in_user_repository(["init", "--quiet", "--bare", str(self.git_dir)], self.root, GIT_SECONDS)
-            if result.returncode:
-                raise Refused("unreadable", f"cannot create a repository in {self.git_dir}: {_error_text(result)}")
+            init_result = run_in_user_repository(
+                ["init", "--quiet", "--bare", str(self.git_dir)], self.root, GIT_SECONDS
+            )
+            if init_result.returncode:
+                raise Refused("unreadable", f"cannot create a repository in {self.git_dir}: {_error_text(init_result)}")
         for setting in ("uploadpack.allowAnySHA1InWant", "uploadpack.allowFilter"):
             self._checked_git("config", setting, "true")
-        info = self.git_dir / "info"
-        info.mkdir(exist_ok=True)
+        info_folder = self.git_dir / "info"
+        info_folder.mkdir(exist_ok=True)
         ignored = [f"/{self.git_dir.parent.relative_to(self.root)}/"] if self.git_dir.is_relative_to(self.root) else []
-        index = self.git_dir / "here.index"
+        index_path = self.git_dir / "here.index"
         if self.is_git:
             common_dir = Path(self._query_user_git("rev-parse", "--path-format=absolute", "--git-common-dir"))
             user_git_dir = Path(self._query_user_git("rev-parse", "--path-format=absolute", "--git-dir"))
@@ -102,10 +109,12 @@ class WorkingTree:
             (self.git_dir / "objects" / "info" / "alternates").write_text(f"{common_dir / 'objects'}\n", "utf-8")
             # The user's index knows which ignored files are tracked, and which files need not be read again.
             if (user_git_dir / "index").exists():
-                shutil.copy2(user_git_dir / "index", index)  # With its time: git compares it with those of the files.
-        (info / "exclude").write_text("".join(f"{line}\n" for line in ignored), "utf-8")
+                shutil.copy2(
+                    user_git_dir / "index", index_path
+                )  # With its time: git compares it with those of the files.
+        (info_folder / "exclude").write_text("".join(f"{pattern_line}\n" for pattern_line in ignored), "utf-8")
         if self._git("ls-files", "--error-unmatch", "--", ".").returncode > 1:
-            index.unlink(missing_ok=True)  # An index that depends on the user's repository, such as a split index.
+            index_path.unlink(missing_ok=True)  # An index that depends on the user's repository, such as a split index.
 
     def paths(self, commit: str) -> list[str]:
         """Return the paths of all files of a commit."""
@@ -117,42 +126,48 @@ class WorkingTree:
         paths = [path for path in paths if "\n" not in path]
         size_listing = self._git("cat-file", "--batch-check", input=blobs.format_request(commit, paths)).stdout
         sizes = blobs.parse_sizes(paths, size_listing, MAX_FILE_BYTES)
-        output = self._git("cat-file", "--batch", input=blobs.format_request(commit, sizes)).stdout
-        return blobs.parse_contents(sizes, output)
+        git_output = self._git("cat-file", "--batch", input=blobs.format_request(commit, sizes)).stdout
+        return blobs.parse_contents(sizes, git_output)
 
     # -- what changed
 
-    def find_base(self, requested: str, snapshot: Snapshot) -> tuple[str, str]:
+    def find_base(self, requested_base: str, snapshot: Snapshot) -> tuple[str, str]:
         """Return the commit that the folder is compared with, and its name; an empty commit if there is none.
 
         By default this is where the branch left the default branch. On the default branch it is HEAD if there are
         uncommitted changes, otherwise the commit before it.
         """
         if not snapshot.head:
-            if requested:
-                raise Refused("bad_request", f"there is no commit here to compare with {requested!r}; leave --base out")
+            if requested_base:
+                raise Refused(
+                    "bad_request", f"there is no commit here to compare with {requested_base!r}; leave --base out"
+                )
             return "", "there is no commit yet"
-        if requested:
+        if requested_base:
             commit = self._query_user_git(
-                "rev-parse", "--verify", "--quiet", "--end-of-options", f"{requested}^{{commit}}"
+                "rev-parse", "--verify", "--quiet", "--end-of-options", f"{requested_base}^{{commit}}"
             )
             if not commit:
-                raise Refused("bad_request", f"there is no commit {requested!r} here; name a branch, a tag or a commit")
-            return self._query_user_git("merge-base", commit, snapshot.head) or commit, requested
+                raise Refused(
+                    "bad_request", f"there is no commit {requested_base!r} here; name a branch, a tag or a commit"
+                )
+            return self._query_user_git("merge-base", commit, snapshot.head) or commit, requested_base
         for branch in _BASE_BRANCHES:
             tip = self._query_user_git("rev-parse", "--verify", "--quiet", f"{branch}^{{commit}}")
-            base = self._query_user_git("merge-base", tip, snapshot.head) if tip else ""
-            if base and not (base == snapshot.head and snapshot.is_clean):
-                return base, branch if base != snapshot.head else "the last commit"
+            base_commit = self._query_user_git("merge-base", tip, snapshot.head) if tip else ""
+            if base_commit and not (base_commit == snapshot.head and snapshot.is_clean):
+                return base_commit, branch if base_commit != snapshot.head else "the last commit"
         parent_commit = self._query_user_git("rev-parse", "--verify", "--quiet", f"{snapshot.head}^^{{commit}}")
         return (parent_commit, "the previous commit") if parent_commit else ("", "there is only one commit")
 
-    def changed_paths(self, base: str, commit: str) -> frozenset[str] | None:
+    def changed_paths(self, base_commit: str, commit: str) -> frozenset[str] | None:
         """Return every path that differs; None if git cannot tell."""
-        result = self._git("diff", "--raw", "-z", "--find-renames", "--no-ext-diff", "--end-of-options", base, commit)
-        if result.returncode:
+        diff_result = self._git(
+            "diff", "--raw", "-z", "--find-renames", "--no-ext-diff", "--end-of-options", base_commit, commit
+        )
+        if diff_result.returncode:
             return None
-        return parse_changed_paths(result.stdout.decode("utf-8", "surrogateescape"))
+        return parse_changed_paths(diff_result.stdout.decode("utf-8", "surrogateescape"))
 
     # -- descriptions
 
@@ -190,8 +205,8 @@ class WorkingTree:
 
     def _query_user_git(self, *arguments: str) -> str:
         """Run git in the user's repository. Returns its output, or an empty string on failure."""
-        result = run_in_user_repository(["-C", str(self._start), *arguments], Path("/"), GIT_SECONDS)
-        return result.stdout.decode("utf-8", "surrogateescape").strip() if not result.returncode else ""
+        git_result = run_in_user_repository(["-C", str(self._start_folder), *arguments], Path("/"), GIT_SECONDS)
+        return git_result.stdout.decode("utf-8", "surrogateescape").strip() if not git_result.returncode else ""
 
     def _git(
         self, *arguments: str, extra_env: Mapping[str, str] | None = None, input: bytes = b""
@@ -207,12 +222,12 @@ class WorkingTree:
 
     def _checked_git(self, *arguments: str, extra_env: Mapping[str, str] | None = None) -> str:
         """Run git in our repository and return its output. Raises `Refused` on failure."""
-        result = self._git(*arguments, extra_env=extra_env)
-        if result.returncode:
-            raise Refused("unreadable", f"git {arguments[0]} failed: {_error_text(result)}")
-        return result.stdout.decode("utf-8", "surrogateescape").strip("\n")
+        git_result = self._git(*arguments, extra_env=extra_env)
+        if git_result.returncode:
+            raise Refused("unreadable", f"git {arguments[0]} failed: {_error_text(git_result)}")
+        return git_result.stdout.decode("utf-8", "surrogateescape").strip("\n")
 
 
-def _error_text(result: subprocess.CompletedProcess[bytes]) -> str:
-    lines = result.stderr.decode("utf-8", "replace").strip().splitlines()
-    return lines[-1] if lines else f"git ended with {result.returncode}"
+def _error_text(git_result: subprocess.CompletedProcess[bytes]) -> str:
+    stderr_lines = git_result.stderr.decode("utf-8", "replace").strip().splitlines()
+    return stderr_lines[-1] if stderr_lines else f"git ended with {git_result.returncode}"

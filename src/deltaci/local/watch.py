@@ -32,13 +32,13 @@ DecideApproval = Callable[[Job], Awaitable[bool]]
 class Screen(Protocol):
     """Where a run is shown."""
 
-    def job_changed(self, job: Job, tail: list[str]) -> None:
-        """A job changed its state. `tail` are the last lines of the log of a failed job."""
+    def job_changed(self, job: Job, last_lines: list[str]) -> None:
+        """A job changed its state. `last_lines` are the last lines of the log of a failed job."""
 
-    def step_started(self, name: str, step: str) -> None:
+    def step_started(self, job_name: str, step_name: str) -> None:
         """A step of this job started."""
 
-    def output_line(self, name: str, line: str) -> None:
+    def output_line(self, job_name: str, line: str) -> None:
         """A job printed a line."""
 
 
@@ -95,6 +95,7 @@ class RunWatcher:
             )
 
     async def _on_job(self, event: Event) -> None:
+        """Show a job's new state, with the end of its log if it failed, and ask for a decision if it needs approval."""
         record = await self._engine.store.find(event.entity_id)
         assert isinstance(record, Job)
         if record.state != event.to:
@@ -110,29 +111,32 @@ class RunWatcher:
             decision_task.add_done_callback(self._decisions.discard)
 
     async def _decide_approval(self, waiting_job: Job) -> None:
-        answer = await self._decide(waiting_job)
-        command_type = Approve if answer else Reject
+        """Ask for a decision and apply it, for as many approvers as the gate requires."""
+        is_approved = await self._decide(waiting_job)
+        command_type = Approve if is_approved else Reject
         # The local user stands for as many approvers as the gate requires.
         for approver_index in range(waiting_job.spec.gate.approvers):
             actor = LOCAL_USER if not approver_index else f"{LOCAL_USER}-{approver_index + 1}"
             roles = (waiting_job.spec.gate.role,) if waiting_job.spec.gate.role else ()
             await self._engine.server.engine.do(command_type(id=waiting_job.id, actor=actor, roles=roles))
-            if not answer:
+            if not is_approved:
                 return
 
 
 class LogFollower:
     """Shows the log of one lease line by line, and copies it to a file without section markers."""
 
-    def __init__(self, logs: LogStore, attempt_id: str, number: int, name: str, screen: Screen, folder: Path) -> None:
+    def __init__(
+        self, logs: LogStore, attempt_id: str, number: int, job_name: str, screen: Screen, folder: Path
+    ) -> None:
         self._logs, self._attempt_id, self._number = logs, attempt_id, number
-        self._name, self._screen = name, screen
+        self._name, self._screen = job_name, screen
         self._offset, self._partial_line, self._nonce = 0, b"", ""
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._has_data = asyncio.Event()
         self._is_closing = False
         folder.mkdir(parents=True, exist_ok=True)
-        self._copy = (folder / f"{quote(name, safe=' (),=')}.log").open("ab")
+        self._copy = (folder / f"{quote(job_name, safe=' (),=')}.log").open("ab")
         self._task = asyncio.create_task(self._follow())
 
     async def close(self) -> None:
@@ -144,6 +148,7 @@ class LogFollower:
         self._copy.close()
 
     async def _follow(self) -> None:
+        """Copy the log while it grows, until `close` is called and its end is reached."""
         loop = asyncio.get_running_loop()
 
         def wake() -> None:
@@ -164,8 +169,9 @@ class LogFollower:
                 await self._has_data.wait()
 
     def _add_chunk(self, chunk: bytes) -> None:
-        *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
-        for line in lines:
+        """Show the complete lines, and copy them to the log file, without section markers."""
+        *complete_lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
+        for line in complete_lines:
             full_line = line + b"\n"
             if not self._nonce and (nonce := log_nonce(full_line)):
                 self._nonce = nonce
@@ -176,6 +182,6 @@ class LogFollower:
                     self._screen.step_started(self._name, marker.name)
                 continue
             self._copy.write(full_line)
-            text = plain_line(line.decode("utf-8", "replace"), MAX_LINE)
-            self.tail.append(text)
-            self._screen.output_line(self._name, text)
+            plain_text = plain_line(line.decode("utf-8", "replace"), MAX_LINE)
+            self.tail.append(plain_text)
+            self._screen.output_line(self._name, plain_text)
