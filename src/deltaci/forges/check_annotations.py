@@ -30,10 +30,10 @@ _FILE_POSITION: Final = re.compile(r"(?<![\w./-])([\w.-][\w./-]*\.\w{1,10}):(\d{
 _ESCAPES: Final = (("%0D", "\r"), ("%0A", "\n"), ("%3A", ":"), ("%2C", ","), ("%25", "%"))
 
 
-def from_log(text: str) -> Iterator[Annotation]:
+def from_log(log_text: str) -> Iterator[Annotation]:
     """Yield an annotation for each workflow command and compiler message of a log."""
-    for line in text.splitlines():
-        annotation = _parse_line(plain_line(line, MAX_LINE)) if ":" in line else None
+    for log_line in log_text.splitlines():
+        annotation = _parse_line(plain_line(log_line, MAX_LINE)) if ":" in log_line else None
         if annotation is not None:
             yield annotation
 
@@ -47,43 +47,46 @@ def from_test_failures(failures: Iterable[Any]) -> Iterator[Annotation]:
         position_match = _FILE_POSITION.search(message) or _FILE_POSITION.search(test_name)
         if (
             position_match is not None
-            and (path := _repository_path(position_match[1]))
-            and (line := _number(position_match[2]))
+            and (file_path := _repository_path(position_match[1]))
+            and (line_number := _number(position_match[2]))
         ):
             yield Annotation(
-                path=path,
-                line=line,
+                path=file_path,
+                line=line_number,
                 message=plain_line(message or test_name, MAX_MESSAGE),
                 title=plain_line(test_name, 200),
             )
 
 
-def most_severe(annotations: Iterable[Annotation], limit: int = MAX_ANNOTATIONS) -> tuple[Annotation, ...]:
-    """Return up to `limit` annotations, failures first, without duplicates.
+def most_severe(annotations: Iterable[Annotation], max_count: int = MAX_ANNOTATIONS) -> tuple[Annotation, ...]:
+    """Return up to `max_count` annotations, failures first, without duplicates.
 
-    Stops reading after 20 × `limit` different annotations.
+    Stops reading after 20 × `max_count` different annotations.
     """
     annotation_by_position: dict[tuple[str, int, str], Annotation] = {}
     for annotation in annotations:
         annotation_by_position.setdefault((annotation.path, annotation.line, annotation.message), annotation)
-        if len(annotation_by_position) >= 20 * limit:
+        if len(annotation_by_position) >= 20 * max_count:
             break
     levels = ("failure", "warning", "notice")
-    return tuple(sorted(annotation_by_position.values(), key=lambda annotation: levels.index(annotation.level))[:limit])
+    return tuple(
+        sorted(annotation_by_position.values(), key=lambda annotation: levels.index(annotation.level))[:max_count]
+    )
 
 
-def _parse_line(line: str) -> Annotation | None:
-    if line.startswith("::"):
-        return _parse_command(line)
-    message_match = _COMPILER.match(line) or _PARENTHESES.match(line)
+def _parse_line(log_line: str) -> Annotation | None:
+    """Return the annotation for a workflow command or compiler message in a line of a log, or None."""
+    if log_line.startswith("::"):
+        return _parse_command(log_line)
+    message_match = _COMPILER.match(log_line) or _PARENTHESES.match(log_line)
     if message_match is None:
         return None
-    path, line_number = _repository_path(message_match[1]), _number(message_match[2])
-    if not path or not line_number:
+    file_path, line_number = _repository_path(message_match[1]), _number(message_match[2])
+    if not file_path or not line_number:
         return None
-    message = plain_line(message_match[5] or line, MAX_MESSAGE)
+    message = plain_line(message_match[5] or log_line, MAX_MESSAGE)
     return Annotation(
-        path=path,
+        path=file_path,
         line=line_number,
         column=_number(message_match[3] or ""),
         message=message,
@@ -91,8 +94,9 @@ def _parse_line(line: str) -> Annotation | None:
     )
 
 
-def _parse_command(line: str) -> Annotation | None:
-    command_match = _COMMAND.match(line)
+def _parse_command(log_line: str) -> Annotation | None:
+    """Return the annotation for a workflow command, such as `::error file=a.py,line=3::message`, or None."""
+    command_match = _COMMAND.match(log_line)
     if command_match is None:
         return None
     properties = dict(
@@ -121,12 +125,12 @@ def _unescape(text: str) -> str:
 
 def _repository_path(text: str) -> str:
     """Return the text as a path inside the repository, or an empty string if it is not one."""
-    path = text.strip().replace("\\", "/").removeprefix("./")
-    path_parts = path.split("/")
-    is_outside = path.startswith("/") or "://" in path or ".." in path_parts or "" in path_parts
-    if is_outside or len(path) > MAX_PATH or not any(map(str.isalpha, path)):
+    plain_path = text.strip().replace("\\", "/").removeprefix("./")
+    path_parts = plain_path.split("/")
+    is_outside = plain_path.startswith("/") or "://" in plain_path or ".." in path_parts or "" in path_parts
+    if is_outside or len(plain_path) > MAX_PATH or not any(map(str.isalpha, plain_path)):
         return ""
-    return path
+    return plain_path
 
 
 def _number(text: str) -> int:

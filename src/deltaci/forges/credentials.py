@@ -98,6 +98,10 @@ class CachedForgeProjects:
         return loaded_project
 
     def _load_project(self, tenant: str, stored_project: StoredProject) -> ForgeProject:
+        """Return the project with its secrets and defaults.
+
+        A secret that cannot be read is empty, and `problem` says why.
+        """
         webhook_secret, _ = self._secret_or_problem(tenant, stored_project, stored_project.webhook_secret)
         api_token, problem = self._secret_or_problem(tenant, stored_project, stored_project.api_token)
         app_id, installation_id, api_token = (
@@ -133,15 +137,15 @@ class CachedForgeProjects:
             raise BlobStoreUnavailable(f"a secret cannot be read now: {error.strerror or error}") from error
 
 
-def _scheme_host_path(url: str) -> tuple[str, str, str]:
+def _scheme_host_path(clone_url: str) -> tuple[str, str, str]:
     """Return scheme, host (with the port of a web URL) and path of a clone URL, also of one in scp form.
 
     Return empty strings for an invalid URL.
     """
-    if (scp_url := _SCP_URL.fullmatch(url)) is not None and "://" not in url:
+    if (scp_url := _SCP_URL.fullmatch(clone_url)) is not None and "://" not in clone_url:
         return "ssh", scp_url[1], scp_url[2]
     try:
-        url_parts = urlsplit(url)
+        url_parts = urlsplit(clone_url)
         host, port = url_parts.hostname or "", url_parts.port
     except ValueError:
         return "", "", ""
@@ -149,14 +153,14 @@ def _scheme_host_path(url: str) -> tuple[str, str, str]:
     return url_parts.scheme, f"{host}:{port}" if port and is_web else host, url_parts.path
 
 
-def repository_path(url: str) -> str:
+def repository_path(clone_url: str) -> str:
     """Return the path of a clone URL without `.git`, e.g. `owner/name` or `group/subgroup/name`."""
-    return _scheme_host_path(url)[2].strip("/").removesuffix(".git")
+    return _scheme_host_path(clone_url)[2].strip("/").removesuffix(".git")
 
 
-def default_api_url(forge: str, url: str) -> str:
+def default_api_url(forge: str, clone_url: str) -> str:
     """Return the usual URL of the forge's API for a clone URL, or an empty string for a forge without one."""
-    scheme, host, _ = _scheme_host_path(url)
+    scheme, host, _ = _scheme_host_path(clone_url)
     if not host:
         return ""
     host_url = f"{'http' if scheme == 'http' else 'https'}://{host}"

@@ -24,14 +24,16 @@ PAGE_SIZE: Final = 200
 _LAST: Final = 2**63 - 1
 
 
-def new_document(kind: str, tenant: str, name: str, body: bytes, version: int = 0) -> Document:
+def new_document(kind: str, tenant: str, document_name: str, body: bytes, version: int = 0) -> Document:
     """Return a document of the tenant that is not stored yet. Storing it replaces `version`; 0 creates it."""
-    return Document(kind=kind, tenant=ALL_TENANTS, name=_full_name(tenant, name), version=version, at=0, body=body)
+    return Document(
+        kind=kind, tenant=ALL_TENANTS, name=_full_name(tenant, document_name), version=version, at=0, body=body
+    )
 
 
-async def find(store: Store, kind: str, tenant: str, name: str) -> Document | None:
+async def find(store: Store, kind: str, tenant: str, document_name: str) -> Document | None:
     """Return the tenant's document of this kind and name, or None if it does not exist."""
-    return await store.find_document(kind, _full_name(tenant, name), ALL_TENANTS)
+    return await store.find_document(kind, _full_name(tenant, document_name), ALL_TENANTS)
 
 
 async def delete_expired(store: Store) -> int:

@@ -60,8 +60,8 @@ class PlainGit:
         """Return whether timestamp and body are signed with the secret and the timestamp is recent."""
         timestamp = delivery.header(b"x-deltaci-timestamp")
         expected_signature = signature(secret, timestamp, delivery.body)
-        is_valid = signatures_equal(delivery.header(b"x-deltaci-signature-256"), expected_signature)
-        return is_valid and is_recent(timestamp, delivery.now)
+        has_expected_signature = signatures_equal(delivery.header(b"x-deltaci-signature-256"), expected_signature)
+        return has_expected_signature and is_recent(timestamp, delivery.now)
 
     def delivery_id(self, delivery: Delivery) -> str:
         """Return the id of the delivery from the body, because only the body is signed."""

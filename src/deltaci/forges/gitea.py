@@ -59,8 +59,8 @@ class Gitea:
         owner, _, repository_name = project.repository.partition("/")
         repository = f"{quote(owner, safe='')}/{quote(repository_name, safe='')}"
         url = f"{project.api_root()}/repos/{repository}/statuses/{report.commit}"
-        headers = {"Authorization": f"token {project.api_token}"}
-        return ForgeRequest("POST", url, headers, status_body(report, _STATES))
+        request_headers = {"Authorization": f"token {project.api_token}"}
+        return ForgeRequest("POST", url, request_headers, status_body(report, _STATES))
 
     def repository_request(self, project: ForgeProject, repository_id: str) -> ForgeRequest:
         url = f"{project.api_root()}/repositories/{quote(repository_id, safe='')}"

@@ -129,21 +129,21 @@ def parse_push(body: bytes) -> WebhookEvent | IgnoredEvent:
     return WebhookEvent(change, microseconds(pushed_at), str(payload.repository.id))
 
 
-def _is_fork(head: _Branch, base: _Branch) -> bool:
+def _is_fork(head_branch: _Branch, base_branch: _Branch) -> bool:
     """Return whether the head is in another repository than the base. A deleted repository counts as another one."""
-    return head.repo is None or base.repo is None or head.repo.id != base.repo.id
+    return head_branch.repo is None or base_branch.repo is None or head_branch.repo.id != base_branch.repo.id
 
 
-def parse_pull_request(body: bytes, actions: dict[str, str]) -> WebhookEvent | IgnoredEvent:
+def parse_pull_request(body: bytes, github_action_by_action: dict[str, str]) -> WebhookEvent | IgnoredEvent:
     """Return the event of a pull request of GitHub or Gitea, or the reason why it is ignored.
 
-    `actions` maps the forge's names of actions to GitHub's.
+    `github_action_by_action` has GitHub's name for each of the forge's names of actions.
     """
     payload = decode_payload(body, _PullRequestPayload)
     pull_request = payload.pull_request
     change = pull_request_change(
         PullRequest(
-            action=actions.get(payload.action, payload.action),
+            action=github_action_by_action.get(payload.action, payload.action),
             number=payload.number,
             ref=f"refs/pull/{payload.number}/head",
             commit=pull_request.head.sha,
@@ -201,17 +201,17 @@ class GitHub:
         """
         owner, _, repository_name = project.repository.partition("/")
         repository_url = f"{project.api_root(API)}/repos/{quote(owner, safe='')}/{quote(repository_name, safe='')}"
-        headers = _headers(project)
+        request_headers = _headers(project)
         if project.reports != "checks":
             return ForgeRequest(
-                "POST", f"{repository_url}/statuses/{report.commit}", headers, status_body(report, _STATES)
+                "POST", f"{repository_url}/statuses/{report.commit}", request_headers, status_body(report, _STATES)
             )
         if check_id:
             return ForgeRequest(
-                "PATCH", f"{repository_url}/check-runs/{quote(check_id, safe='')}", headers, _check_body(report)
+                "PATCH", f"{repository_url}/check-runs/{quote(check_id, safe='')}", request_headers, _check_body(report)
             )
         return ForgeRequest(
-            "POST", f"{repository_url}/check-runs", headers, {"head_sha": report.commit, **_check_body(report)}
+            "POST", f"{repository_url}/check-runs", request_headers, {"head_sha": report.commit, **_check_body(report)}
         )
 
     def repository_request(self, project: ForgeProject, repository_id: str) -> ForgeRequest:
@@ -231,14 +231,21 @@ def _headers(project: ForgeProject) -> dict[str, str]:
     }
 
 
-def status_body(report: StatusReport, states: dict[str, str]) -> dict[str, Any]:
-    """Return the body of a commit status for GitHub or Gitea. `states` maps the states of a report to the forge's."""
-    body = {"state": states[report.state], "context": report.context, "description": report.description}
-    return {**body, "target_url": report.url} if report.url else body
+def status_body(report: StatusReport, forge_state_by_state: dict[str, str]) -> dict[str, Any]:
+    """Return the body of a commit status for GitHub or Gitea.
+
+    `forge_state_by_state` has the forge's state for each state of a report.
+    """
+    status_fields = {
+        "state": forge_state_by_state[report.state],
+        "context": report.context,
+        "description": report.description,
+    }
+    return {**status_fields, "target_url": report.url} if report.url else status_fields
 
 
 def _check_body(report: StatusReport) -> dict[str, Any]:
-    body: dict[str, Any] = {
+    check_run_fields: dict[str, Any] = {
         "name": report.context,
         "external_id": report.run_id,
         "output": {
@@ -248,15 +255,15 @@ def _check_body(report: StatusReport) -> dict[str, Any]:
         },
     }
     if report.url:
-        body["details_url"] = report.url
+        check_run_fields["details_url"] = report.url
     conclusion = _CONCLUSIONS.get(report.state)
     if conclusion is None:
-        return {**body, "status": "in_progress" if report.state == "running" else "queued"}
-    return {**body, "status": "completed", "conclusion": conclusion}
+        return {**check_run_fields, "status": "in_progress" if report.state == "running" else "queued"}
+    return {**check_run_fields, "status": "completed", "conclusion": conclusion}
 
 
 def _annotation_body(annotation: Annotation) -> dict[str, Any]:
-    body: dict[str, Any] = {
+    annotation_fields: dict[str, Any] = {
         "path": annotation.path,
         "start_line": annotation.line,
         "end_line": annotation.line,
@@ -264,5 +271,5 @@ def _annotation_body(annotation: Annotation) -> dict[str, Any]:
         "message": annotation.message,
     }
     if annotation.column:
-        body |= {"start_column": annotation.column, "end_column": annotation.column}
-    return {**body, "title": annotation.title} if annotation.title else body
+        annotation_fields |= {"start_column": annotation.column, "end_column": annotation.column}
+    return {**annotation_fields, "title": annotation.title} if annotation.title else annotation_fields

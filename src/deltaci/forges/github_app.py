@@ -64,23 +64,23 @@ class AppTokens:
         self._cache.pop((project.tenant, project.api_url, project.app_id, project.installation_id), None)
 
     async def _request_token(self, project: ForgeProject, now: float) -> str:
-        headers = {
+        request_headers = {
             "Authorization": f"Bearer {app_jwt(project.app_id, project.api_token, now)}",
             "Accept": "application/vnd.github+json",
         }
         quoted_installation_id = quote(project.installation_id, safe="")
         url = f"{project.api_root(API)}/app/installations/{quoted_installation_id}/access_tokens"
-        response, body = await self._client.send_and_read(ForgeRequest("POST", url, headers, {}))
+        response, response_body = await self._client.send_and_read(ForgeRequest("POST", url, request_headers, {}))
         try:
             if 200 <= response.status < 300:
-                return msgspec.json.decode(body, type=_TokenResponse).token
+                return msgspec.json.decode(response_body, type=_TokenResponse).token
         except msgspec.DecodeError:
             raise Unreachable("the response has no token for the installation of the App") from None
         problem = f"no token for the installation of the App: {response.status}: {response.text}"
         raise NotAllowed(problem) if is_refusal(response) else Unreachable(problem)
 
 
-def app_jwt(app_id: str, pem: str, now: float) -> str:
+def app_jwt(app_id: str, private_key_pem: str, now: float) -> str:
     """Return a JSON Web Token that authenticates as the App. Raise `NotAllowed` for an invalid private key."""
     claims = {"iat": int(now - CLOCK_SKEW_SECONDS), "exp": int(now + JWT_SECONDS), "iss": app_id}
     signing_input = f"{_base64_json({'alg': 'RS256', 'typ': 'JWT'})}.{_base64_json(claims)}"
@@ -91,7 +91,7 @@ def app_jwt(app_id: str, pem: str, now: float) -> str:
     except ModuleNotFoundError:
         raise NotAllowed(MISSING_PACKAGE) from None
     try:
-        private_key: Any = serialization.load_pem_private_key(pem.encode(), password=None)
+        private_key: Any = serialization.load_pem_private_key(private_key_pem.encode(), password=None)
         signature: bytes = private_key.sign(signing_input.encode(), padding.PKCS1v15(), hashes.SHA256())
     except (ValueError, TypeError, AttributeError):
         raise NotAllowed(
@@ -100,8 +100,8 @@ def app_jwt(app_id: str, pem: str, now: float) -> str:
     return f"{signing_input}.{_base64(signature)}"
 
 
-def _base64_json(value: dict[str, Any]) -> str:
-    return _base64(msgspec.json.encode(value))
+def _base64_json(json_value: dict[str, Any]) -> str:
+    return _base64(msgspec.json.encode(json_value))
 
 
 def _base64(raw: bytes) -> str:

@@ -173,17 +173,17 @@ class GitLab:
     def build_request(self, project: ForgeProject, report: StatusReport, _check_id: str) -> ForgeRequest:
         """Build the request that sets a commit status. GitLab creates an external pipeline for it if necessary."""
         repository_url = f"{project.api_root(API)}/projects/{quote(project.repository, safe='')}"
-        body: dict[str, Any] = {
+        status_fields: dict[str, Any] = {
             "state": _STATES[report.state],
             "name": report.context,
             "description": report.description,
         }
         if report.url:
-            body["target_url"] = report.url
+            status_fields["target_url"] = report.url
         if report.ref:
-            body["ref"] = report.ref
+            status_fields["ref"] = report.ref
         return ForgeRequest(
-            "POST", f"{repository_url}/statuses/{report.commit}", {"PRIVATE-TOKEN": project.api_token}, body
+            "POST", f"{repository_url}/statuses/{report.commit}", {"PRIVATE-TOKEN": project.api_token}, status_fields
         )
 
     def repository_request(self, project: ForgeProject, repository_id: str) -> ForgeRequest:
@@ -202,10 +202,10 @@ class GitLab:
 
 def _signing_keys(secret: str) -> list[bytes]:
     """Return the keys that a secret may stand for: its text, and its decoded bytes if it is valid base64."""
-    keys = [secret.encode()]
+    signing_keys = [secret.encode()]
     with suppress(NotBase64):
-        keys.append(b64decode(secret.removeprefix(SIGNING_PREFIX), validate=True))
-    return [key for key in keys if key]
+        signing_keys.append(b64decode(secret.removeprefix(SIGNING_PREFIX), validate=True))
+    return [key for key in signing_keys if key]
 
 
 def _parse_push(body: bytes) -> WebhookEvent | IgnoredEvent:

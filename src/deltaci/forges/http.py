@@ -95,28 +95,31 @@ class ForgeHttpClient:
             raise Unreachable(plain_line(f"{type(error).__name__}: {error}", MAX_EXCERPT)) from None
 
     async def _send_request(self, request: ForgeRequest) -> tuple[ForgeResponse, bytes]:
+        """Send a request to an address that the policy allows. Return the response and its body."""
         if not all(value.isascii() and value.isprintable() for value in request.headers.values()):
             raise NotAllowed("the token contains invalid characters, perhaps a newline; set it again")
         url = httpx.URL(request.url)
         host_ip = await self._resolve_host(url)
         has_body = request.method not in ("GET", "DELETE")
-        headers = {**request.headers, "Host": url.netloc.decode("ascii")}
+        request_headers = {**request.headers, "Host": url.netloc.decode("ascii")}
         # The certificate must be valid for the host name, though the connection goes to an IP address.
         extensions = {"sni_hostname": url.raw_host.decode("ascii")} if url.scheme == "https" else {}
         http_request = self._http.build_request(
             request.method,
             url.copy_with(host=host_ip),
             content=msgspec.json.encode(request.body) if has_body else None,
-            headers={**headers, "Content-Type": "application/json"} if has_body else headers,
+            headers={**request_headers, "Content-Type": "application/json"} if has_body else request_headers,
             extensions=extensions,
         )
         response = await self._http.send(http_request, stream=True)
         try:
-            body = await _read_limited(response)
+            response_body = await _read_limited(response)
         finally:
             await response.aclose()
         retry_after = retry_after_seconds(response.headers, time.time())
-        return ForgeResponse(response.status_code, _excerpt(body), retry_after, _resource_id(body)), body
+        return ForgeResponse(
+            response.status_code, _excerpt(response_body), retry_after, _resource_id(response_body)
+        ), response_body
 
     async def _resolve_host(self, url: httpx.URL) -> str:
         """Return an IP address of the URL's host. Raises `NotAllowed` if no request may be sent there."""
@@ -143,18 +146,18 @@ class ForgeHttpClient:
         return ip_texts[0]
 
 
-def retry_after_seconds(headers: Mapping[str, str], now: float) -> float:
+def retry_after_seconds(response_headers: Mapping[str, str], now: float) -> float:
     """Return for how many seconds the forge asks for no further request, or 0 if it does not ask.
 
     The value is that of `Retry-After`, or else the time until GitHub's exhausted rate limit is reset.
     """
-    retry_after = headers.get("retry-after", "").strip()
+    retry_after = response_headers.get("retry-after", "").strip()
     if retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 10:
         return float(retry_after)
     if retry_after:
         return _seconds_until(retry_after, now)
-    if headers.get("x-ratelimit-remaining") == "0":
-        reset_at_text = headers.get("x-ratelimit-reset", "")
+    if response_headers.get("x-ratelimit-remaining") == "0":
+        reset_at_text = response_headers.get("x-ratelimit-reset", "")
         if reset_at_text.isascii() and reset_at_text.isdecimal() and len(reset_at_text) < 12:
             return max(0.0, int(reset_at_text) - now)
     return 0.0
@@ -171,20 +174,20 @@ def _seconds_until(http_date: str, now: float) -> float:
 
 async def _read_limited(response: httpx.Response) -> bytes:
     """Read at most `MAX_RESPONSE_BYTES` of the body."""
-    body = b""
+    body_bytes = b""
     async for chunk in response.aiter_bytes():
-        body += chunk
-        if len(body) >= MAX_RESPONSE_BYTES:
+        body_bytes += chunk
+        if len(body_bytes) >= MAX_RESPONSE_BYTES:
             break
-    return body[:MAX_RESPONSE_BYTES]
+    return body_bytes[:MAX_RESPONSE_BYTES]
 
 
-def _excerpt(body: bytes) -> str:
-    return plain_line(body[: 4 * MAX_EXCERPT].decode("utf-8", "replace"), MAX_EXCERPT)
+def _excerpt(response_body: bytes) -> str:
+    return plain_line(response_body[: 4 * MAX_EXCERPT].decode("utf-8", "replace"), MAX_EXCERPT)
 
 
-def _resource_id(body: bytes) -> str:
+def _resource_id(response_body: bytes) -> str:
     try:
-        return str(msgspec.json.decode(body, type=_CreatedResource).id)[:MAX_EXCERPT]
+        return str(msgspec.json.decode(response_body, type=_CreatedResource).id)[:MAX_EXCERPT]
     except msgspec.DecodeError:
         return ""

@@ -45,9 +45,9 @@ class ForgeProject(msgspec.Struct, frozen=True, kw_only=True):
     installation_id: str = ""
     problem: str = ""  # Why the token that the project names cannot be used.
 
-    def api_root(self, default: str = "") -> str:
+    def api_root(self, default_url: str = "") -> str:
         """Return the URL of the forge's API without a trailing slash."""
-        return (self.api_url or default).rstrip("/")
+        return (self.api_url or default_url).rstrip("/")
 
     def __repr__(self) -> str:
         return f"ForgeProject({self.tenant}/{self.name} at {self.forge})"
@@ -118,9 +118,9 @@ class OriginTargets:
         return StatusTarget(project=origin.project, commit=origin.commit, pipeline=pipeline)
 
 
-def pipeline_name(file: str) -> str:
+def pipeline_name(file_path: str) -> str:
     """Return a pipeline file's name without folder and suffix; empty for `.deltaci.yml`, which needs no name."""
-    file_name = file.rpartition("/")[2]
+    file_name = file_path.rpartition("/")[2]
     for suffix in (".yml", ".yaml"):
         file_name = file_name.removesuffix(suffix)
     return "" if file_name == ".deltaci" else file_name

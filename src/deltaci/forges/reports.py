@@ -64,7 +64,7 @@ class ReportBuilder:
 
     async def build(self, run_record: run.Run, target: StatusTarget, project: ForgeProject) -> StatusReport:
         """Return the report of the run's current state; a finished check run has a summary and annotations."""
-        status = steps.run_status(run_record)
+        run_status = steps.run_status(run_record)
         is_finished_check = project.reports == "checks" and run.is_over(run_record)
         jobs = await self._store.read(lambda: load_jobs(run_record.id)) if is_finished_check else []
         failed_jobs = [job_record for job_record in jobs if job.dooms_run(job_record)][:MAX_ANNOTATED_JOBS]
@@ -73,8 +73,8 @@ class ReportBuilder:
             run_id=run_record.id,
             commit=target.commit,
             context=status_context(target),
-            state="error" if run_record.reason in _PLANNING_FAILURES else _STATES[status],
-            description=await self._description(run_record, status),
+            state="error" if run_record.reason in _PLANNING_FAILURES else _STATES[run_status],
+            description=await self._description(run_record, run_status),
             url=f"{self._public_url}/runs/{run_record.id}" if self._public_url else "",
             ref=target.ref,
             summary=_summary(jobs),
@@ -95,9 +95,10 @@ class ReportBuilder:
             url=f"{self._public_url}/changes" if self._public_url else "",
         )
 
-    async def _description(self, run_record: run.Run, status: str) -> str:
-        description = _DESCRIPTIONS.get(status) or _REASONS.get(run_record.reason, "")
-        if status == steps.SUCCEEDED and run_record.origin.event and (reuse := await self._reuse(run_record)):
+    async def _description(self, run_record: run.Run, run_status: str) -> str:
+        """Return the text of a commit status: why the run succeeded or not, e.g. which job failed."""
+        description = _DESCRIPTIONS.get(run_status) or _REASONS.get(run_record.reason, "")
+        if run_status == steps.SUCCEEDED and run_record.origin.event and (reuse := await self._reuse(run_record)):
             description = f"{description}: {reuse}"
         if not description:
             first_failed_id = run_record.tally.first_doomed
@@ -117,6 +118,7 @@ class ReportBuilder:
         return plan_report.describe_reuse(plan_report.decode_report(document.body)) if document is not None else ""
 
     async def _annotations(self, failed_job: job.Job) -> list[Annotation]:
+        """Return annotations for the failed tests and the end of the log of the job's last attempt."""
         attempt = await self._store.find(attempt_id(failed_job.id, max(1, failed_job.attempts)))
         if not isinstance(attempt, Attempt):
             return []
@@ -137,8 +139,8 @@ def _test_failures(attempt: Attempt) -> list[object]:
 
 
 def _log_tail(logs: LogStore, attempt_id: str, lease_number: int) -> str:
-    size = logs.size(attempt_id, lease_number)
-    log_tail = logs.read(attempt_id, lease_number, max(0, size - LOG_TAIL_BYTES), LOG_TAIL_BYTES)
+    log_bytes = logs.size(attempt_id, lease_number)
+    log_tail = logs.read(attempt_id, lease_number, max(0, log_bytes - LOG_TAIL_BYTES), LOG_TAIL_BYTES)
     return log_tail.decode("utf-8", "replace")
 
 
@@ -150,9 +152,11 @@ def _summary(jobs: list[job.Job]) -> str:
     table_lines = ["| job | status | why |", "|---|---|---|"]
     for job_record in sorted_jobs[:MAX_SUMMARY_JOBS]:
         error_code = job_record.last_error.code if job_record.last_error is not None else ""
-        reason = job_record.reason or error_code
-        status = steps.step_status(job_record).lower()
-        table_lines.append(f"| {_escape_markdown(job_record.spec.name)} | {status} | {_escape_markdown(reason)} |")
+        reason_text = job_record.reason or error_code
+        job_status = steps.step_status(job_record).lower()
+        table_lines.append(
+            f"| {_escape_markdown(job_record.spec.name)} | {job_status} | {_escape_markdown(reason_text)} |"
+        )
     if len(sorted_jobs) > MAX_SUMMARY_JOBS:
         table_lines.append(f"\nand {len(sorted_jobs) - MAX_SUMMARY_JOBS} more")
     return "\n".join(table_lines)

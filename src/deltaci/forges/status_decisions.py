@@ -166,9 +166,9 @@ def document_name(project: str, commit: str, context: str) -> str:
 
 
 def next_action(
-    state: StatusState, version: RunVersion, report: StatusReport, server: str, now: float, policy: StatusRetryPolicy
+    state: StatusState, version: RunVersion, report: StatusReport, server_id: str, now: float, policy: StatusRetryPolicy
 ) -> SendStatus | StatusDone | CheckLater:
-    """Return what `server` does about the report of this version: send it now, decide again later, or never send it."""
+    """Return what to do about the report of this version: send it now, decide again later, or never send it."""
     newest_version = max(state.sent, state.attempted)
     if newest_version > version:
         is_same_run = newest_version.run_id == version.run_id
@@ -180,11 +180,11 @@ def next_action(
         return StatusDone(state.state)
     if state.failing == version and state.is_abandoned:
         return StatusDone(f"exhausted: {state.problem}")
-    if state.claimed_by and state.claimed_by != server and state.claimed_until > now:
+    if state.claimed_by and state.claimed_by != server_id and state.claimed_until > now:
         return CheckLater(state.claimed_until)
     if state.failing == version and state.retry_at > now:
         return CheckLater(state.retry_at)
-    claimed_state = replace(state, attempted=version, claimed_by=server, claimed_until=now + policy.claim_seconds)
+    claimed_state = replace(state, attempted=version, claimed_by=server_id, claimed_until=now + policy.claim_seconds)
     return SendStatus(claimed_state)
 
 
@@ -233,16 +233,16 @@ def after_failure(
 
 
 def retry_delay_seconds(
-    tries: int, response: ForgeResponse | None, random_fraction: float, policy: StatusRetryPolicy
+    try_count: int, response: ForgeResponse | None, random_fraction: float, policy: StatusRetryPolicy
 ) -> float:
     """Return the seconds to wait before the next try, at least as many as the forge asks for.
 
-    They grow exponentially with `tries`; up to half of them is taken off at random.
+    They grow exponentially with `try_count`; up to half of them is taken off at random.
     """
     requested_seconds = (
         min(response.retry_after_seconds, policy.max_retry_after_seconds) if response is not None else 0.0
     )
-    backoff_seconds = min(policy.max_seconds, policy.initial_seconds * 2.0 ** min(tries, 30))
+    backoff_seconds = min(policy.max_seconds, policy.initial_seconds * 2.0 ** min(try_count, 30))
     return max(requested_seconds, backoff_seconds * (0.5 + random_fraction / 2))
 
 

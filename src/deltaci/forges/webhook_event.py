@@ -88,17 +88,17 @@ class WebhookParser(Protocol):
         ...
 
 
-def hmac_hex(secret: str, *parts: bytes) -> str:
+def hmac_hex(secret: str, *message_parts: bytes) -> str:
     """Return the HMAC-SHA256 of the concatenated parts as hexadecimal digits."""
     mac = hmac.new(secret.encode(), digestmod=sha256)
-    for part in parts:
+    for part in message_parts:
         mac.update(part)
     return mac.hexdigest()
 
 
-def signatures_equal(received: str, expected: str) -> bool:
+def signatures_equal(received_signature: str, expected_signature: str) -> bool:
     """Return whether the signatures are equal. Takes the same time for any received one, to reveal nothing."""
-    return hmac.compare_digest(received.encode("utf-8", "replace"), expected.encode())
+    return hmac.compare_digest(received_signature.encode("utf-8", "replace"), expected_signature.encode())
 
 
 def is_recent(timestamp: str, now: float) -> bool:
@@ -107,9 +107,9 @@ def is_recent(timestamp: str, now: float) -> bool:
     return is_number and abs(int(timestamp) - now) <= TOLERANCE_SECONDS
 
 
-def is_zero(sha: str) -> bool:
+def is_zero(commit: str) -> bool:
     """Return whether the hash consists of zeros, which forges send in place of a missing commit."""
-    return not sha.strip("0")
+    return not commit.strip("0")
 
 
 def microseconds(time: int | str | None) -> int:
@@ -123,9 +123,9 @@ def microseconds(time: int | str | None) -> int:
     return int(moment.timestamp() * SECOND) if moment.tzinfo is not None and moment.year > 1970 else 0
 
 
-def title_of(message: str) -> str:
+def title_of(commit_message: str) -> str:
     """Return the first line of a commit message or title, cleaned and shortened for display."""
-    return plain_line(message.strip().partition("\n")[0], MAX_TITLE)
+    return plain_line(commit_message.strip().partition("\n")[0], MAX_TITLE)
 
 
 def decode_payload(body: bytes, payload_type: type[T]) -> T:
@@ -284,6 +284,6 @@ def _pull_request_payload(pull_request: PullRequest) -> dict[str, Any]:
     return payload
 
 
-def fingerprint(*parts: str) -> str:
+def fingerprint(*texts: str) -> str:
     """Return a hash of a sequence of texts. The same characters split differently have another hash."""
-    return blake2b(msgspec.json.encode(parts), digest_size=20).hexdigest()
+    return blake2b(msgspec.json.encode(texts), digest_size=20).hexdigest()
