@@ -44,7 +44,7 @@ class HttpClient:
         self._host, self._port, self._root = url_parts.hostname, url_parts.port, url_parts.path.rstrip("/") + ROOT
         self._is_secure = url_parts.scheme == "https"
 
-    def request(self, method: str, name: str, body: Any = b"", credential: str = "", **headers: str) -> Reply:
+    def request(self, method: str, route_name: str, body: Any = b"", credential: str = "", **headers: str) -> Reply:
         """Send one request to a route of the protocol.
 
         A body that is not bytes is sent as JSON; `Delta_Lease` becomes the header `Delta-Lease`.
@@ -59,18 +59,18 @@ class HttpClient:
             connection.connect()
             # A server may refuse a large body before it has read all of it; its response can be read all the same.
             with suppress(BrokenPipeError, ConnectionResetError):
-                connection.request(method, self._root + name, encoded_body, sent_headers)
+                connection.request(method, self._root + route_name, encoded_body, sent_headers)
             with connection.getresponse() as response:
                 return Reply(response.status, _decode_body(response.read()))
         except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(f"no answer to {method} {name}: {type(error).__name__}: {error}") from error
+            raise Unreachable(f"no answer to {method} {route_name}: {type(error).__name__}: {error}") from error
         finally:
             connection.close()
 
 
-def _decode_body(body: bytes) -> Any:
+def _decode_body(response_body: bytes) -> Any:
     """Return the JSON value of a body, or its text if it is not JSON."""
     try:
-        return json.loads(body)
+        return json.loads(response_body)
     except ValueError:
-        return body.decode(errors="replace")
+        return response_body.decode(errors="replace")

@@ -107,19 +107,19 @@ async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
         method, path, _ = request_line.split(" ")
     except ValueError:
         raise BadHttp("the request line is not valid HTTP/1.1") from None
-    headers = {
+    header_by_name = {
         header_name.strip().lower(): header_value.strip()
-        for header_name, _, header_value in (header.partition(":") for header in header_texts if header)
+        for header_name, _, header_value in (header_text.partition(":") for header_text in header_texts if header_text)
     }
-    if headers.get("expect", "").lower() == "100-continue":
+    if header_by_name.get("expect", "").lower() == "100-continue":
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    return Request(method, path, headers, await _read_body(reader, headers), reader.at_eof)
+    return Request(method, path, header_by_name, await _read_body(reader, header_by_name), reader.at_eof)
 
 
-async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+async def _read_body(reader: asyncio.StreamReader, header_by_name: dict[str, str]) -> bytes:
     """Read the body of a request, sent with a length or in chunks."""
-    if "chunked" not in headers.get("transfer-encoding", "").lower():
-        return await reader.readexactly(_check_size(int(headers.get("content-length") or 0)))
+    if "chunked" not in header_by_name.get("transfer-encoding", "").lower():
+        return await reader.readexactly(_check_size(int(header_by_name.get("content-length") or 0)))
     chunks: list[bytes] = []
     while chunk_size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
         chunks.append(await reader.readexactly(_check_size(chunk_size)))
@@ -130,11 +130,11 @@ async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> b
     return b"".join(chunks)
 
 
-def _check_size(size: int) -> int:
+def _check_size(body_bytes: int) -> int:
     """Return the size. Raise `BadHttp` if it is negative or exceeds the limit."""
-    if not 0 <= size <= MAX_BODY_BYTES:
+    if not 0 <= body_bytes <= MAX_BODY_BYTES:
         raise BadHttp(f"the body has more than {MAX_BODY_BYTES} bytes")
-    return size
+    return body_bytes
 
 
 def _encode(response: Response) -> bytes:

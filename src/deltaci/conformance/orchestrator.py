@@ -51,8 +51,8 @@ _decode_batch = wire.decoder(list[msgspec.Raw])
 class ScriptedOrchestrator:
     """The server of one scenario. `handle` answers requests; the scenario calls the other public methods."""
 
-    def __init__(self, scenario: str, folder: Path, credential_seconds: int = CREDENTIAL_SECONDS) -> None:
-        self.transcript = Transcript(scenario=scenario)
+    def __init__(self, scenario_name: str, folder: Path, credential_seconds: int = CREDENTIAL_SECONDS) -> None:
+        self.transcript = Transcript(scenario=scenario_name)
         self.is_cut_off = False  # While true, requests are recorded but not answered.
         self._folder = folder
         self._has_ended = False
@@ -75,9 +75,9 @@ class ScriptedOrchestrator:
         self.transcript.secrets[token] = "registration token"
         return token
 
-    def job(self, name: str, **options: Any) -> ScriptedJob:
-        """Create a job and start to monitor its processes. `options` are passed to `ScriptedJob`."""
-        job = ScriptedJob(name, self._folder, self._on_marker, **options)
+    def job(self, job_name: str, **job_options: Any) -> ScriptedJob:
+        """Create a job and start to monitor its processes. `job_options` are passed to `ScriptedJob`."""
+        job = ScriptedJob(job_name, self._folder, self._on_marker, **job_options)
         self._jobs[job.lease_id] = job
         # Only the random part of the lease id is a secret; its prefix is the name of the job.
         self.transcript.secrets |= {job.lease_id.rpartition(".")[2]: "lease_id", job.cancel_token: "cancel_token"}
@@ -109,11 +109,11 @@ class ScriptedOrchestrator:
         """Return the seconds since the start of the scenario."""
         return time.monotonic() - self._started_at
 
-    def note(self, kind: EntryKind, **fields: Any) -> None:
+    def note(self, kind: EntryKind, **entry_fields: Any) -> None:
         """Record an observation in the transcript, after all markers that the jobs wrote before it."""
         for job in self._jobs.values():
             job.monitor.poll()
-        self._record(kind, **fields)
+        self._record(kind, **entry_fields)
 
     def end(self) -> None:
         """Record the end of the scenario and ignore later observations, because the kit itself then ends the runner."""
@@ -131,11 +131,11 @@ class ScriptedOrchestrator:
         """Record a marker that a process of this job wrote; None means that its last process has ended."""
         self._record("nobody" if marker is None else "job", job=job_name, note=marker or "")
 
-    def _record(self, kind: EntryKind, **fields: Any) -> None:
+    def _record(self, kind: EntryKind, **entry_fields: Any) -> None:
         """Append an observation to the transcript, unless the scenario has ended."""
         if self._has_ended:
             return
-        self.transcript.entries.append(Entry(at=round(self.now(), 3), kind=kind, **fields))
+        self.transcript.entries.append(Entry(at=round(self.now(), 3), kind=kind, **entry_fields))
         self._notify()
 
     def _notify(self) -> None:
@@ -161,9 +161,9 @@ class ScriptedOrchestrator:
         try:
             return await self._route(route_name, path_parameter, request)
         except msgspec.DecodeError as error:
-            code = "bad_message" if isinstance(error, msgspec.ValidationError) else "bad_json"
+            error_code = "bad_message" if isinstance(error, msgspec.ValidationError) else "bad_json"
             self.note("heard", type="refused", note=f"{route_name}: {error}")
-            return _problem(code, str(error))
+            return _problem(error_code, str(error))
 
     async def _route(self, route_name: str, path_parameter: str, request: Request) -> Response | None:
         if route_name == "register":

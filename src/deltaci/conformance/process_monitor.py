@@ -17,9 +17,9 @@ from pathlib import Path
 class ProcessMonitor:
     """The pipe of one job. `on_marker` is called with each marker, and with None when the last process has ended."""
 
-    def __init__(self, folder: Path, name: str, on_marker: Callable[[str | None], None]) -> None:
-        self._path = folder / f"{name}.pipe"
-        self._release_path = folder / f"{name}.go"
+    def __init__(self, folder: Path, job_name: str, on_marker: Callable[[str | None], None]) -> None:
+        self._path = folder / f"{job_name}.pipe"
+        self._release_path = folder / f"{job_name}.go"
         os.mkfifo(self._path)
         os.mkfifo(self._release_path)
         self._on_marker = on_marker
@@ -47,8 +47,8 @@ class ProcessMonitor:
         """Read the markers written to the pipe since the last call, and pass each to `on_marker`."""
         try:
             while chunk := os.read(self._pipe_fd, 1 << 16):
-                *lines, self._incomplete_line = (self._incomplete_line + chunk).split(b"\n")
-                for line in lines:
+                *marker_lines, self._incomplete_line = (self._incomplete_line + chunk).split(b"\n")
+                for line in marker_lines:
                     self._has_processes = True
                     self._on_marker(line.decode(errors="replace"))
         except BlockingIOError:
@@ -67,9 +67,9 @@ class ProcessMonitor:
         asyncio.get_running_loop().add_reader(pipe_fd, self.poll)
         return pipe_fd
 
-    def _close_pipe(self, pipe: int) -> None:
-        asyncio.get_running_loop().remove_reader(pipe)
-        os.close(pipe)
+    def _close_pipe(self, pipe_fd: int) -> None:
+        asyncio.get_running_loop().remove_reader(pipe_fd)
+        os.close(pipe_fd)
 
     def close(self) -> None:
         """Close the pipes, so that no further marker is reported."""

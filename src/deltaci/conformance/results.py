@@ -44,7 +44,7 @@ def not_shown(reason: str) -> Finding:
     return Finding(NOT_SHOWN, reason)
 
 
-def combine(id: str, title: str, findings: Iterable[Finding]) -> CheckResult:
+def combine(item_id: str, title: str, findings: Iterable[Finding]) -> CheckResult:
     """Return the result of a checklist item from its findings in several scenarios.
 
     It is FAIL if a finding is FAIL, otherwise PASS if one is PASS, otherwise NOT SHOWN.
@@ -53,8 +53,8 @@ def combine(id: str, title: str, findings: Iterable[Finding]) -> CheckResult:
     for verdict in (FAIL, PASS, NOT_SHOWN):
         evidence = list(dict.fromkeys(finding.evidence for finding in findings if finding.verdict == verdict))
         if evidence:
-            return CheckResult(id, title, verdict, "; ".join(evidence))
-    return CheckResult(id, title, NOT_SHOWN, "no scenario that shows it was played")
+            return CheckResult(item_id, title, verdict, "; ".join(evidence))
+    return CheckResult(item_id, title, NOT_SHOWN, "no scenario that shows it was played")
 
 
 def is_compliant(results: Sequence[CheckResult]) -> bool:

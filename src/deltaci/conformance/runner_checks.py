@@ -104,9 +104,10 @@ def heartbeats(transcript: Transcript) -> Finding:
         for preceding, following in zip([first_at, *heartbeat_times], heartbeat_times, strict=False)
     ]
     median_gap, longest_gap = median(gaps), max([*gaps, last_at - heartbeat_times[-1]])
-    count, seconds = len(heartbeat_times), last_at - first_at
+    heartbeat_count, total_seconds = len(heartbeat_times), last_at - first_at
     observed_text = (
-        f"{count} came in {seconds:.1f} s, usually after {median_gap:.2f} s, at most after {longest_gap:.2f} s"
+        f"{heartbeat_count} came in {total_seconds:.1f} s, "
+        f"usually after {median_gap:.2f} s, at most after {longest_gap:.2f} s"
     )
     is_regular = (
         MIN_MEDIAN_GAP <= median_gap / INTERVAL_SECONDS <= MAX_MEDIAN_GAP and longest_gap <= MAX_GAP * INTERVAL_SECONDS
@@ -136,19 +137,19 @@ def log_uploaded(transcript: Transcript) -> Finding:
     )
 
 
-def one_result(name: str) -> CheckFunction:
+def one_result(job_name: str) -> CheckFunction:
     """Return a check of PRO-C5 for this job: one result is sent, and repeated only until it is answered."""
 
     def check_one_result(transcript: Transcript) -> Finding:
-        completes = transcript.received("Complete", name)
+        completes = transcript.received("Complete", job_name)
         if not completes:
-            if (not_started_finding := _find_reason_not_started(transcript, name)) is not None:
+            if (not_started_finding := _find_reason_not_started(transcript, job_name)) is not None:
                 return not_started_finding
-            if not transcript.process_exits(name):
-                return not_shown(f"job {name!r} never ended")
+            if not transcript.process_exits(job_name):
+                return not_shown(f"job {job_name!r} never ended")
             return failed(
                 "expected one Complete after the job ended at "
-                f"{_time_of(transcript.process_exits(name)[-1])}; none came"
+                f"{_time_of(transcript.process_exits(job_name)[-1])}; none came"
             )
         bodies = [_without_sequence_no(complete) for complete in completes]
         if any(body != bodies[0] for body in bodies):
@@ -161,7 +162,7 @@ def one_result(name: str) -> CheckFunction:
             )
             sent_at = _time_of(completes[differing_index])
             return failed(f"expected one Complete; another one at {sent_at} differs in {', '.join(differing_fields)}")
-        answers = transcript.answered("Complete", "CompleteAck", name)
+        answers = transcript.answered("Complete", "CompleteAck", job_name)
         late_messages = [complete for complete in completes if answers and complete.at > answers[0].at]
         if late_messages:
             repeated_at = _time_of(late_messages[0])
@@ -305,11 +306,11 @@ def keeps_secrets(transcript: Transcript) -> Finding:
         "its messages": msgspec.json.encode(reported_values).decode(),
         **{f"the log of job {job_name!r}": log for job_name, log in transcript.logs.items()},
     }
-    for source, text in text_by_source.items():
-        leaked_kinds = [secret_kind for secret, secret_kind in transcript.secrets.items() if secret in text]
+    for source_name, source_text in text_by_source.items():
+        leaked_kinds = [secret_kind for secret, secret_kind in transcript.secrets.items() if secret in source_text]
         if leaked_kinds:
             return failed(
-                f"scenario {transcript.scenario}: expected no secret in {source}; a {leaked_kinds[0]} is there"
+                f"scenario {transcript.scenario}: expected no secret in {source_name}; a {leaked_kinds[0]} is there"
             )
     return passed("none in what it prints, uploads and reports, also when a job prints its environment")
 
@@ -461,17 +462,19 @@ RUNNER_CHECKS: Final = (
 )
 
 
-def check_runner(transcripts: Mapping[str, Transcript], only_ids: Collection[str] = ()) -> list[CheckResult]:
+def check_runner(transcript_by_scenario: Mapping[str, Transcript], only_ids: Collection[str] = ()) -> list[CheckResult]:
     """Return the result of every item of the checklist; of those with an id in `only_ids`, if it is not empty."""
-    return [_check_rule(check, transcripts) for check in RUNNER_CHECKS if not only_ids or check.id in only_ids]
+    return [
+        _check_rule(check, transcript_by_scenario) for check in RUNNER_CHECKS if not only_ids or check.id in only_ids
+    ]
 
 
-def _check_rule(check: RunnerCheck, transcripts: Mapping[str, Transcript]) -> CheckResult:
+def _check_rule(check: RunnerCheck, transcript_by_scenario: Mapping[str, Transcript]) -> CheckResult:
     """Return the result of one item from the findings of its scenarios."""
     findings = {
-        scenario_name: check_function(transcripts[scenario_name])
+        scenario_name: check_function(transcript_by_scenario[scenario_name])
         for scenario_name, check_function in check.functions.items()
-        if scenario_name in transcripts
+        if scenario_name in transcript_by_scenario
     }
     if len(check.functions) > 1 and not check.required_scenarios:  # Each scenario has its own times.
         findings = {

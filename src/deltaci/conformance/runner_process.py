@@ -18,34 +18,39 @@ END_SECONDS: Final = 15.0
 class RunnerProcess:
     """One execution of the runner's command. `on_exit` is called with a text on how it ended, e.g. `exited with 0`."""
 
-    def __init__(self, command: Sequence[str], output: Path, on_exit: Callable[[str], None]) -> None:
-        self._command = list(command)
-        self._output = output
+    def __init__(self, runner_command: Sequence[str], output_path: Path, on_exit: Callable[[str], None]) -> None:
+        self._command = list(runner_command)
+        self._output_path = output_path
         self._on_exit = on_exit
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._read_exits_task: asyncio.Task[None] | None = None
 
-    async def start(self, server: str, token: str, work: Path) -> None:
+    async def start(self, server_url: str, token: str, work_folder: Path) -> None:
         """Start the command in a subreaper.
 
         Server address, token and working folder replace `{server}`, `{token}` and `{work}` in its arguments, and are
         passed as environment variables too.
         """
-        work.mkdir(parents=True, exist_ok=True)
-        placeholders = {"{server}": server, "{token}": token, "{work}": str(work)}
+        work_folder.mkdir(parents=True, exist_ok=True)
+        placeholders = {"{server}": server_url, "{token}": token, "{work}": str(work_folder)}
         arguments = [_replace_placeholders(argument, placeholders) for argument in self._command]
-        environment = {**os.environ, "DELTACI_SERVER": server, "DELTACI_TOKEN": token, "DELTACI_WORK": str(work)}
+        environment = {
+            **os.environ,
+            "DELTACI_SERVER": server_url,
+            "DELTACI_TOKEN": token,
+            "DELTACI_WORK": str(work_folder),
+        }
         kit_socket, subreaper_socket = socket.socketpair()
         try:
-            with self._output.open("ab") as output:
+            with self._output_path.open("ab") as output_file:
                 self._process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-I", "-S", str(SUBREAPER), *arguments),
                     env=environment,
                     stdin=subreaper_socket.fileno(),
-                    stdout=output,
-                    stderr=output,
+                    stdout=output_file,
+                    stderr=output_file,
                     start_new_session=True,  # Ctrl-C goes to the kit only, which then closes the socket.
                 )
         finally:
@@ -57,8 +62,8 @@ class RunnerProcess:
         """Pass each line in which the subreaper reports the runner's exit to `on_exit`."""
         assert self._reader is not None
         with suppress(OSError):
-            while line := await self._reader.readline():
-                self._on_exit(line.decode().strip())
+            while exit_line := await self._reader.readline():
+                self._on_exit(exit_line.decode().strip())
 
     async def stop(self) -> None:
         """End the runner and all of its descendants."""
@@ -77,7 +82,7 @@ class RunnerProcess:
                 await self._process.wait()
 
 
-def _replace_placeholders(argument: str, placeholders: dict[str, str]) -> str:
-    for placeholder, replacement in placeholders.items():
+def _replace_placeholders(argument: str, value_by_placeholder: dict[str, str]) -> str:
+    for placeholder, replacement in value_by_placeholder.items():
         argument = argument.replace(placeholder, replacement)
     return argument

@@ -60,21 +60,21 @@ class _ScenarioExecution:
         transcript.output = (self._folder / "output").read_text(errors="replace")
         return transcript
 
-    async def _keep_runner_running(self, url: str) -> None:
+    async def _keep_runner_running(self, server_url: str) -> None:
         """Start the runner, and again whenever it exits, up to `MAX_STARTS` times: it may exit after each job."""
         while self._start_count < MAX_STARTS:
             self._start_count += 1
             process = RunnerProcess(self._command, self._folder / "output", self._exits.put_nowait)
             self._processes.append(process)
             self.server.note("began", note=f"start {self._start_count}")
-            await process.start(url, self.server.token(), self._folder / f"work-{self._start_count}")
+            await process.start(server_url, self.server.token(), self._folder / f"work-{self._start_count}")
             exit_text = await self._exits.get()
             self.server.note("exited", note=f"the runner {exit_text}")
             await asyncio.sleep(RESTART_SECONDS)
 
 
 async def run_scenarios(
-    command: Sequence[str], names: Collection[str], patience_seconds: float, on_progress: Progress
+    runner_command: Sequence[str], scenario_names: Collection[str], patience_seconds: float, on_progress: Progress
 ) -> dict[str, Transcript]:
     """Run the named scenarios against the runner that this command starts; return their transcripts by name."""
     transcripts: dict[str, Transcript] = {}
@@ -83,13 +83,13 @@ async def run_scenarios(
     async def run_one(scenario: Scenario, folder: Path) -> None:
         async with semaphore:
             on_progress(scenario.name, "begins")
-            transcript = await _ScenarioExecution(scenario, command, folder).run(Patience(patience_seconds))
+            transcript = await _ScenarioExecution(scenario, runner_command, folder).run(Patience(patience_seconds))
             transcripts[scenario.name] = transcript
             on_progress(scenario.name, f"ended after {transcript.entries[-1].at:.1f} s")
 
-    with TemporaryDirectory(prefix="deltaci-conformance-", ignore_cleanup_errors=True) as root:
+    with TemporaryDirectory(prefix="deltaci-conformance-", ignore_cleanup_errors=True) as root_path:
         async with asyncio.TaskGroup() as group:
             for scenario in SCENARIOS:
-                if scenario.name in names:
-                    group.create_task(run_one(scenario, Path(root, scenario.name)))
+                if scenario.name in scenario_names:
+                    group.create_task(run_one(scenario, Path(root_path, scenario.name)))
     return {scenario.name: transcripts[scenario.name] for scenario in SCENARIOS if scenario.name in transcripts}

@@ -44,20 +44,20 @@ class ScriptedJob:
 
     def __init__(
         self,
-        name: str,
+        job_name: str,
         folder: Path,
         on_marker: Callable[[str, str | None], None],
         *,
         ttl_seconds: int = TTL_SECONDS,
         is_spec_referenced: bool = False,
     ) -> None:
-        self.name = name
-        self.job_id = f"conformance-{name}"
+        self.name = job_name
+        self.job_id = f"conformance-{job_name}"
         self.lease_id = f"{self.job_id}.{secrets.token_urlsafe(24)}"
         self.cancel_token = secrets.token_urlsafe(24)
-        self.monitor = ProcessMonitor(folder, name, lambda marker: on_marker(name, marker))
+        self.monitor = ProcessMonitor(folder, job_name, lambda marker: on_marker(job_name, marker))
         self.ttl_seconds = ttl_seconds
-        self.spec = JobSpec(name=name)
+        self.spec = JobSpec(name=job_name)
         self.log = bytearray()
         self.expires_at = 0.0
         self.end_reason: StaleReason | None = None  # Why the lease is no longer valid.

@@ -32,7 +32,7 @@ class JobSource(Protocol):
     def enqueue(self, spec: dict[str, Any]) -> str:
         """Add a job and return its id."""
 
-    def cancel(self, id: str) -> None:
+    def cancel(self, job_id: str) -> None:
         """Request a cancel of the job."""
 
 
@@ -42,21 +42,24 @@ class HeldLease(msgspec.Struct):
     granted: LeaseGranted
     runner: ScriptedRunner
 
-    def message(self, message_type: str, **fields: Any) -> dict[str, Any]:
-        """Return a message of this type under the lease, with all required fields. `fields` override or add fields."""
-        now = datetime.now(UTC).isoformat()
+    def message(self, message_type: str, **message_fields: Any) -> dict[str, Any]:
+        """Return a message of this type under the lease, with all required fields.
+
+        `message_fields` override or add fields.
+        """
+        timestamp = datetime.now(UTC).isoformat()
         required_fields: dict[str, dict[str, Any]] = {
-            "AckLease": {"job_id": self.granted.job_id, "accepted_at": now},
-            "Heartbeat": {"ts": now},
+            "AckLease": {"job_id": self.granted.job_id, "accepted_at": timestamp},
+            "Heartbeat": {"ts": timestamp},
             "Complete": {"status": "SUCCEEDED", "exit_code": 0},
-            "CancelAck": {"final_status": "CANCELED", "ts": now},
+            "CancelAck": {"final_status": "CANCELED", "ts": timestamp},
         }
         common_fields = {"type": message_type, "lease_id": self.granted.lease_id, "runner_id": self.runner.runner_id}
-        return {**common_fields, **required_fields[message_type], **fields}
+        return {**common_fields, **required_fields[message_type], **message_fields}
 
-    def send(self, message_type: str, sender: ScriptedRunner | None = None, **fields: Any) -> Reply:
+    def send(self, message_type: str, sender: ScriptedRunner | None = None, **message_fields: Any) -> Reply:
         """Send a message under this lease with the credential of `sender`, by default of the lease's runner."""
-        return (sender or self.runner).request("POST", "messages", self.message(message_type, **fields))
+        return (sender or self.runner).request("POST", "messages", self.message(message_type, **message_fields))
 
     def log(self, offset: int | str, chunk: bytes, sender: ScriptedRunner | None = None) -> Reply:
         """Send bytes to append to the log of this lease, which begin at `offset`. Return the reply."""
@@ -74,13 +77,16 @@ class ScriptedRunner:
         self.credential = registration.credential
         self.expires_at = time.monotonic() + registration.expires_in_seconds
 
-    def request(self, method: str, name: str, body: Any = b"", **headers: str) -> Reply:
+    def request(self, method: str, route_name: str, body: Any = b"", **headers: str) -> Reply:
         """Send a request with the runner's credential and return the reply."""
-        return self._client.request(method, name, body, self.credential, **headers)
+        return self._client.request(method, route_name, body, self.credential, **headers)
 
-    def lease(self, wait_seconds: float = 0.0, **fields: Any) -> Reply:
-        """Send a request for work that waits up to `wait_seconds`. `fields` override or add fields of the message."""
-        lease_request = {"type": "Lease", "runner_id": self.runner_id, "wait_seconds": wait_seconds, **fields}
+    def lease(self, wait_seconds: float = 0.0, **message_fields: Any) -> Reply:
+        """Send a request for work that waits up to `wait_seconds`.
+
+        `message_fields` override or add fields of the message.
+        """
+        lease_request = {"type": "Lease", "runner_id": self.runner_id, "wait_seconds": wait_seconds, **message_fields}
         return self.request("POST", "lease", lease_request)
 
     def granted_leases(self, reply: Reply) -> list[HeldLease]:
@@ -103,22 +109,24 @@ class ScriptedRunner:
         """Return the job specification from the grant, or read it from `job_spec_ref`."""
         if granted.job_spec is not None:
             return granted.job_spec
-        ref = (granted.job_spec_ref or "").rpartition(ROOT)[2]
-        reply = expect(self.request("GET", ref, Delta_Lease=granted.lease_id), 200, "", f"GET {ref}")
+        spec_path = (granted.job_spec_ref or "").rpartition(ROOT)[2]
+        reply = expect(self.request("GET", spec_path, Delta_Lease=granted.lease_id), 200, "", f"GET {spec_path}")
         spec: JobSpec = decode(reply.body, JobSpec)
         return spec
 
 
-def decode(body: Any, expected_type: type[msgspec.Struct]) -> Any:
+def decode(response_body: Any, expected_type: type[msgspec.Struct]) -> Any:
     """Decode a message as strictly as a runner does. Raise `CheckFailed` if it is not of this type."""
     try:
-        return msgspec.convert(body, expected_type)
+        return msgspec.convert(response_body, expected_type)
     except msgspec.ValidationError as error:
         raise CheckFailed(f"expected {expected_type.__name__}; the answer is not one: {error}") from None
 
 
-def expect(reply: Reply, status: int, code: str, request_name: str = "the request") -> Reply:
+def expect(reply: Reply, expected_status: int, expected_code: str, request_name: str = "the request") -> Reply:
     """Return the reply. Raise `CheckFailed` if its status or code differs; an empty code matches any."""
-    if reply.status != status or (code and reply.code != code):
-        raise CheckFailed(f"{request_name}: expected {status} {code}".rstrip() + f", the answer was {reply}")
+    if reply.status != expected_status or (expected_code and reply.code != expected_code):
+        raise CheckFailed(
+            f"{request_name}: expected {expected_status} {expected_code}".rstrip() + f", the answer was {reply}"
+        )
     return reply

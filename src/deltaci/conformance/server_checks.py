@@ -61,17 +61,17 @@ class ServerChecks:
             raise NotCheckable("no runner could register (see token-once)")
         return self._runners[0]
 
-    def _take(self, spec: dict[str, Any] | None = None) -> HeldLease:
+    def _take(self, spec_fields: dict[str, Any] | None = None) -> HeldLease:
         """Return a granted lease for a job of the kit, which has this specification if it is given.
 
         Raise `NotCheckable` if there is none.
         """
         runner = self._runner()
-        if self._unused_leases and spec is None:
+        if self._unused_leases and spec_fields is None:
             return self._unused_leases.pop()
         if self._job_source is not None:
-            self._job_source.enqueue(spec or SPEC)
-        elif spec is not None:
+            self._job_source.enqueue(spec_fields or SPEC)
+        elif spec_fields is not None:
             raise NotCheckable("it needs a job of its own: give --store")
         # A job that was just enqueued may not be visible at once.
         granted_leases = runner.granted_leases(runner.lease(WAIT_SECONDS if self._job_source is not None else 0.0))
@@ -172,14 +172,15 @@ class ServerChecks:
             ),
             ("no JSON", b"{", 400, "bad_json"),
         ]
-        for request_name, body, status, code in cases:
-            expect(runner.request("POST", "messages", body), status, code, request_name)
+        for request_name, request_body, expected_status, expected_code in cases:
+            expect(runner.request("POST", "messages", request_body), expected_status, expected_code, request_name)
         return f"{len(cases)} invalid messages: 422 bad_message, or 400 bad_json"
 
     def too_large(self) -> str:
         """Check that a message above the size limit is refused."""
-        body = b'"' + b"x" * wire.MAX_MESSAGE_BYTES + b'"'
-        return f"{len(body)} bytes: {expect(self._runner().request('POST', 'messages', body), 413, 'too_large')}"
+        request_body = b'"' + b"x" * wire.MAX_MESSAGE_BYTES + b'"'
+        reply = expect(self._runner().request("POST", "messages", request_body), 413, "too_large")
+        return f"{len(request_body)} bytes: {reply}"
 
     def unknown_lease(self) -> str:
         """Check that every message under a lease that was never granted is answered with StaleLease."""
@@ -408,8 +409,8 @@ class ServerChecks:
     def large_spec(self) -> str:
         """Check that a large job specification can be read from `job_spec_ref`."""
         granted_lease = self._take(LARGE_SPEC)
-        ref = granted_lease.granted.job_spec_ref
-        if ref is None:
+        spec_path = granted_lease.granted.job_spec_ref
+        if spec_path is None:
             raise NotCheckable("the server embeds specifications of this size")
         spec = granted_lease.runner.spec(granted_lease.granted)
         if spec.steps != LARGE_SPEC["steps"]:
@@ -439,9 +440,11 @@ class ServerChecks:
     @staticmethod
     def _expect_stale(granted_lease: HeldLease, message_type: str, reason: str) -> None:
         """Send a message under this lease. Raise `CheckFailed` if the answer is not StaleLease with this reason."""
-        body = expect(granted_lease.send(message_type), 409, reason, message_type).body
-        decode(body, wire.StaleLease)
-        if message_type == "Heartbeat" and (body.get("extend_lease") is not False or body.get("stale") is not True):
+        response_body = expect(granted_lease.send(message_type), 409, reason, message_type).body
+        decode(response_body, wire.StaleLease)
+        if message_type == "Heartbeat" and (
+            response_body.get("extend_lease") is not False or response_body.get("stale") is not True
+        ):
             raise CheckFailed(f"Heartbeat: expected extend_lease=false and stale=true beside {reason}")
 
 

@@ -35,8 +35,8 @@ def descendants() -> list[int]:
     parent_pids: dict[int, int] = {}
     for stat_path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            state, parent_pid = stat_path.read_bytes().rpartition(b")")[2].split()[:2]
-            if state not in (b"Z", b"X"):
+            process_state, parent_pid = stat_path.read_bytes().rpartition(b")")[2].split()[:2]
+            if process_state not in (b"Z", b"X"):
                 parent_pids[int(stat_path.parent.name)] = int(parent_pid)
     family_pids = {os.getpid()}
     while child_pids := {

@@ -37,40 +37,42 @@ class Transcript(msgspec.Struct, kw_only=True):
     logs: dict[str, str] = {}  # The uploaded log of each job.
     targets: list[str] = []  # Method and path of every request.
 
-    def find(self, kind: EntryKind, job: str = "", message_type: str = "") -> list[Entry]:
+    def find(self, kind: EntryKind, job_name: str = "", message_type: str = "") -> list[Entry]:
         """Return all entries of a kind; an empty job or message type matches any."""
         return [
             entry
             for entry in self.entries
-            if entry.kind == kind and (not job or entry.job == job) and (not message_type or entry.type == message_type)
+            if entry.kind == kind
+            and (not job_name or entry.job == job_name)
+            and (not message_type or entry.type == message_type)
         ]
 
-    def first(self, kind: EntryKind, job: str = "", message_type: str = "") -> Entry | None:
+    def first(self, kind: EntryKind, job_name: str = "", message_type: str = "") -> Entry | None:
         """Return the first entry of this kind, job and type; None if there is none. Empty arguments match any."""
-        return next(iter(self.find(kind, job, message_type)), None)
+        return next(iter(self.find(kind, job_name, message_type)), None)
 
-    def received(self, message_type: str, job: str = "") -> list[Entry]:
+    def received(self, message_type: str, job_name: str = "") -> list[Entry]:
         """Return the entries of all messages and requests of this type that the runner sent."""
-        return self.find("heard", job, message_type)
+        return self.find("heard", job_name, message_type)
 
-    def answered(self, message_type: str, answer: str, job: str = "") -> list[Entry]:
+    def answered(self, message_type: str, answer_type: str, job_name: str = "") -> list[Entry]:
         """Return the entries of all messages of this type to which the server gave this answer."""
-        return [entry for entry in self.find("answered", job, message_type) if entry.answer == answer]
+        return [entry for entry in self.find("answered", job_name, message_type) if entry.answer == answer_type]
 
-    def process_exits(self, job: str) -> list[Entry]:
+    def process_exits(self, job_name: str) -> list[Entry]:
         """Return the entries that record the end of the last running process of the job."""
-        return self.find("nobody", job)
+        return self.find("nobody", job_name)
 
-    def markers(self, job: str) -> list[str]:
+    def markers(self, job_name: str) -> list[str]:
         """Return the markers that the job's processes wrote, one at the beginning of each step."""
-        return [entry.note for entry in self.find("job", job)]
+        return [entry.note for entry in self.find("job", job_name)]
 
-    def is_running(self, job: str, until: Entry) -> bool:
-        """Return whether a process of the job was running when the entry `until` was recorded."""
+    def is_running(self, job_name: str, until_entry: Entry) -> bool:
+        """Return whether a process of the job was running when the entry `until_entry` was recorded."""
         was_running = False
         for entry in self.entries:
-            if entry is until:
+            if entry is until_entry:
                 break
-            if entry.job == job and entry.kind in ("job", "nobody"):
+            if entry.job == job_name and entry.kind in ("job", "nobody"):
                 was_running = entry.kind == "job"
         return was_running
