@@ -284,7 +284,7 @@ async def test_an_open_request_counts_as_a_sign_of_life(fleet: OpenFleet) -> Non
                 disconnected_event=disconnected,
             )
         )
-        while not here.fleet.heartbeats._open_requests:
+        while not here.fleet.heartbeats._open_requests_by_worker:
             await asyncio.wait({request}, timeout=0.001)
 
         await here.pass_silently(MAX_SILENT_SECONDS + SILENT_SECONDS)

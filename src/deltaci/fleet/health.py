@@ -40,18 +40,20 @@ class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.unresponsive_after, round(self.max_silent_seconds * SECOND))
 
 
-def silence(record: Worker, last_seen_at: int, observed_since: int, now: int) -> int:
+def silence(worker_record: Worker, last_seen_at: int, observed_since: int, now: int) -> int:
     """Return for how many microseconds a worker has certainly sent no message.
 
     Silence is counted from the latest of: its last message, its registration, and `observed_since`, the time since
     which this server has been able to notice messages.
     """
-    created_at = record.created_at if record.created_at <= now else 0  # In the future only if the clock went back.
+    created_at = (
+        worker_record.created_at if worker_record.created_at <= now else 0
+    )  # In the future only if the clock went back.
     return now - max(last_seen_at, observed_since, created_at)
 
 
 def next_command(
-    record: Worker, last_seen_at: int, observed_since: int, now: int, limits: HealthLimits
+    worker_record: Worker, last_seen_at: int, observed_since: int, now: int, limits: HealthLimits
 ) -> Command | None:
     """Return the command that is due for a worker, or None.
 
@@ -59,18 +61,18 @@ def next_command(
     `Resume` for a quarantined one after its probation, and `GiveUp` or `Shutdown` after a very long silence. A worker
     that holds a lease is not given up.
     """
-    silent_for = silence(record, last_seen_at, observed_since, now)
-    is_probation_over = now - record.held_at >= round(limits.probation_seconds * SECOND)
-    command_fields: dict[str, Any] = {"id": record.id, "expected_rev": record.rev}
+    silent_for = silence(worker_record, last_seen_at, observed_since, now)
+    is_probation_over = now - worker_record.held_at >= round(limits.probation_seconds * SECOND)
+    command_fields: dict[str, Any] = {"id": worker_record.id, "expected_rev": worker_record.rev}
     is_responsive = silent_for < limits.unresponsive_after
-    if worker.is_unresponsive(record) and last_seen_at > record.updated_at and is_responsive:
+    if worker.is_unresponsive(worker_record) and last_seen_at > worker_record.updated_at and is_responsive:
         return worker.Recover(**command_fields)
-    if not is_responsive and worker.MACHINE.changes(record.state, worker.MissHealthChecks):
+    if not is_responsive and worker.MACHINE.changes(worker_record.state, worker.MissHealthChecks):
         return worker.MissHealthChecks(**command_fields)
-    if is_responsive and worker.is_quarantined(record) and is_probation_over:
+    if is_responsive and worker.is_quarantined(worker_record) and is_probation_over:
         return worker.Resume(**command_fields)
-    if silent_for >= limits.shut_down_after and worker.is_unresponsive_without_lease(record):
+    if silent_for >= limits.shut_down_after and worker.is_unresponsive_without_lease(worker_record):
         return worker.GiveUp(**command_fields)
-    if silent_for >= limits.shut_down_after and worker.MACHINE.changes(record.state, worker.Shutdown):
+    if silent_for >= limits.shut_down_after and worker.MACHINE.changes(worker_record.state, worker.Shutdown):
         return worker.Shutdown(**command_fields, reason=worker.PRESUMED_GONE)
     return None

@@ -49,50 +49,51 @@ class Heartbeats:
         self._server_id = secrets.token_hex(8)
         self._document_version = 0
         self._unpublished: set[WorkerKey] = set()
-        self._open_requests: Counter[WorkerKey] = Counter()
-        self._published: dict[WorkerKey, int] = {}
-        self._last_seen: dict[WorkerKey, int] = {}
+        self._open_requests_by_worker: Counter[WorkerKey] = Counter()
+        self._published_by_worker: dict[WorkerKey, int] = {}
+        self._last_seen_by_worker: dict[WorkerKey, int] = {}
         self._versions_by_server: dict[str, int] = {}
 
-    def record(self, tenant: str, name: str) -> None:
+    def record(self, tenant: str, worker_name: str) -> None:
         """Record that this server received a message of a worker."""
-        self._unpublished.add((tenant, name))
+        self._unpublished.add((tenant, worker_name))
 
     @contextmanager
-    def connected(self, tenant: str, name: str) -> Iterator[None]:
+    def connected(self, tenant: str, worker_name: str) -> Iterator[None]:
         """Count a worker as seen while this context is open. Used while a request of it waits for its response."""
-        worker_key = (tenant, name)
-        self._open_requests[worker_key] += 1
+        worker_key = (tenant, worker_name)
+        self._open_requests_by_worker[worker_key] += 1
         try:
             yield
         finally:
             self._unpublished.add(worker_key)
-            self._open_requests[worker_key] -= 1
-            if not self._open_requests[worker_key]:
-                del self._open_requests[worker_key]
+            self._open_requests_by_worker[worker_key] -= 1
+            if not self._open_requests_by_worker[worker_key]:
+                del self._open_requests_by_worker[worker_key]
 
     def last_seen_at(self, worker_key: WorkerKey) -> int:
         """Return the time when a worker was last seen by any server, or 0 if that is unknown or long ago."""
-        return self._last_seen.get(worker_key, 0)
+        return self._last_seen_by_worker.get(worker_key, 0)
 
     async def publish(self, now: int) -> None:
         """Record `now` as the time of all messages since the last call.
 
         Store this server's document if there were any.
         """
-        seen_keys = self._unpublished | self._open_requests.keys()
+        seen_keys = self._unpublished | self._open_requests_by_worker.keys()
         self._unpublished = set()
         for worker_key in seen_keys:
-            self._last_seen[worker_key] = self._published[worker_key] = now
+            self._last_seen_by_worker[worker_key] = self._published_by_worker[worker_key] = now
         self._forget_old(now)
         if seen_keys:
             await self._write_heartbeats()
 
     def _forget_old(self, now: int) -> None:
+        """Forget the times of workers that were not seen for long, and limit times in the future to `now`."""
         limits = self._limits
         for times_by_worker, max_age in (
-            (self._published, limits.unresponsive_after),
-            (self._last_seen, limits.shut_down_after),
+            (self._published_by_worker, limits.unresponsive_after),
+            (self._last_seen_by_worker, limits.shut_down_after),
         ):
             for worker_key in [
                 worker_key for worker_key, seen_at in times_by_worker.items() if seen_at <= now - max_age
@@ -102,16 +103,19 @@ class Heartbeats:
                 times_by_worker[worker_key] = now  # The store's clock went back.
 
     async def _write_heartbeats(self) -> None:
+        """Store this server's document: the workers that it has seen, grouped by time and tenant."""
         names_by_group: dict[tuple[int, str], list[str]] = {}
-        for (tenant, name), seen_at in self._published.items():
-            names_by_group.setdefault((seen_at, tenant), []).append(name)
-        body = _encode([SeenWorkers(seen_at, tenant, names) for (seen_at, tenant), names in names_by_group.items()])
+        for (tenant, worker_name), seen_at in self._published_by_worker.items():
+            names_by_group.setdefault((seen_at, tenant), []).append(worker_name)
+        body = _encode(
+            [SeenWorkers(seen_at, tenant, worker_names) for (seen_at, tenant), worker_names in names_by_group.items()]
+        )
         try:
             await self._put(body)
         except Conflict:
             # The last write of this server succeeded, but its response was lost.
-            document = await self._store.find_document(KIND, self._server_id, ALL_TENANTS)
-            self._document_version = document.version if document is not None else 0
+            stored_document = await self._store.find_document(KIND, self._server_id, ALL_TENANTS)
+            self._document_version = stored_document.version if stored_document is not None else 0
             await self._put(body)
 
     async def _put(self, body: bytes) -> None:
@@ -133,6 +137,7 @@ class Heartbeats:
         self._versions_by_server = current_versions
 
     def _merge(self, body: bytes, now: int) -> None:
+        """Take over from another server's document the times that are later than the known ones."""
         try:
             entries = _decode(body)
         except msgspec.DecodeError:
@@ -140,4 +145,6 @@ class Heartbeats:
         for entry in entries:
             for name in entry.names:
                 worker_key = (entry.tenant, name)
-                self._last_seen[worker_key] = max(min(entry.at, now), self._last_seen.get(worker_key, 0))
+                self._last_seen_by_worker[worker_key] = max(
+                    min(entry.at, now), self._last_seen_by_worker.get(worker_key, 0)
+                )

@@ -79,37 +79,40 @@ class Incarnations:
         self._store = store
         self._counters = TypedDocuments(store, KIND, IncarnationCounter)
 
-    async def latest(self, tenant: str, name: str) -> Incarnation:
+    async def latest(self, tenant: str, worker_name: str) -> Incarnation:
         """Return the latest incarnation of a tenant's worker name. Raise `Refused` if its record cannot be decoded."""
-        counter = await self._counters.find(tenant, name) or IncarnationCounter()
-        number, worker = counter.number, await self._find_worker(tenant, incarnation_id(name, counter.number))
+        counter = await self._counters.find(tenant, worker_name) or IncarnationCounter()
+        number, worker = counter.number, await self._find_worker(tenant, incarnation_id(worker_name, counter.number))
         for _ in range(MAX_UNCOUNTED):
             if worker is None or not is_over(worker):
                 break
-            next_worker = await self._find_worker(tenant, incarnation_id(name, number + 1))
+            next_worker = await self._find_worker(tenant, incarnation_id(worker_name, number + 1))
             if next_worker is None:
                 break
             number, worker = number + 1, next_worker
         removed_at = counter.removed_at if number == counter.number else 0
-        return Incarnation(name=name, number=number, worker=worker, removed_at=removed_at)
+        return Incarnation(name=worker_name, number=number, worker=worker, removed_at=removed_at)
 
-    async def _find_worker(self, tenant: str, id: str) -> Worker | None:
-        record = await self._store.find(id)
+    async def _find_worker(self, tenant: str, worker_id: str) -> Worker | None:
+        record = await self._store.find(worker_id)
         if (refusal := unreadable_refusal(record)) is not None:
             raise refusal
         return record if isinstance(record, Worker) and record.tenant == tenant else None
 
-    async def count_next(self, tenant: str, incarnation: Incarnation) -> None:
-        """Store the number of the incarnation after this one, which was created. Repeating it has no effect."""
-        number = incarnation.number + 1
+    async def count_next(self, tenant: str, previous_incarnation: Incarnation) -> None:
+        """Store that the incarnation after `previous_incarnation` was created: its number is now the latest one.
+
+        Repeating it has no effect.
+        """
+        next_number = previous_incarnation.number + 1
 
         def advance_counter(counter: IncarnationCounter | None) -> IncarnationCounter | None:
-            is_behind = counter is None or counter.number < number
-            return IncarnationCounter(number=number) if is_behind else None
+            is_behind = counter is None or counter.number < next_number
+            return IncarnationCounter(number=next_number) if is_behind else None
 
-        await self._counters.update(tenant, incarnation.name, advance_counter)
+        await self._counters.update(tenant, previous_incarnation.name, advance_counter)
 
-    async def mark_removed(self, tenant: str, incarnation: Incarnation, by: str, at: int) -> None:
+    async def mark_removed(self, tenant: str, incarnation: Incarnation, removed_by: str, removed_at: int) -> None:
         """Store that a person removed the worker, unless it was removed already or a later incarnation exists."""
 
         def mark_counter(counter: IncarnationCounter | None) -> IncarnationCounter | None:
@@ -117,6 +120,6 @@ class Incarnations:
                 return None
             if counter is not None and counter.number == incarnation.number and counter.removed_at:
                 return None
-            return IncarnationCounter(number=incarnation.number, removed_at=at, removed_by=by)
+            return IncarnationCounter(number=incarnation.number, removed_at=removed_at, removed_by=removed_by)
 
         await self._counters.update(tenant, incarnation.name, mark_counter)

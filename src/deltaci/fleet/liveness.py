@@ -153,51 +153,56 @@ class Fleet:
                 LOGGER.warning("cannot read changed workers: %s; retrying", error)
                 await asyncio.sleep(RETRY_SECONDS)
 
-    def _cache_record(self, record: Worker) -> None:
+    def _cache_record(self, worker_record: Worker) -> None:
         """Cache a record unless the cached one is newer, and wake requests that wait for a change of it."""
-        worker_key = (record.tenant, worker_name(record.id))
+        worker_key = (worker_record.tenant, worker_name(worker_record.id))
         cached_record = self._workers.get(worker_key)
-        if cached_record is not None and cached_record.id == record.id and cached_record.rev > record.rev:
+        if cached_record is not None and cached_record.id == worker_record.id and cached_record.rev > worker_record.rev:
             return
-        self._ids_without_record.discard(record.id)
-        if not worker.is_over(record):
-            self._workers[worker_key] = record
+        self._ids_without_record.discard(worker_record.id)
+        if not worker.is_over(worker_record):
+            self._workers[worker_key] = worker_record
         else:
-            if cached_record is not None and cached_record.id == record.id:
+            if cached_record is not None and cached_record.id == worker_record.id:
                 del self._workers[worker_key]
             if len(self._ended) >= MAX_CACHED:
                 self._ended.clear()
-            self._ended[record.id] = record
-        self._update_eligible(worker_key, record)
-        _wake(self._change_waiters.get(record.id, ()))
+            self._ended[worker_record.id] = worker_record
+        self._update_eligible(worker_key, worker_record)
+        _wake(self._change_waiters.get(worker_record.id, ()))
 
-    def _cached(self, tenant: str, id: str) -> Worker | None:
+    def _cached(self, tenant: str, worker_id: str) -> Worker | None:
         """Return the record if it is cached, else None. Never read the store."""
-        record = self._workers.get((tenant, worker_name(id)))
-        if record is None or record.id != id:
-            record = self._ended.get(id)
-        return record if record is not None and record.tenant == tenant else None
+        worker_record = self._workers.get((tenant, worker_name(worker_id)))
+        if worker_record is None or worker_record.id != worker_id:
+            worker_record = self._ended.get(worker_id)
+        return worker_record if worker_record is not None and worker_record.tenant == tenant else None
 
-    async def find(self, tenant: str, id: str) -> Worker | None:
+    async def find(self, tenant: str, worker_id: str) -> Worker | None:
         """Return a worker from the cache or else from the store, or None if there is no such record."""
-        record = self._cached(tenant, id)
-        if record is None and id not in self._ids_without_record:
-            stored_record = await self._store.find(id)
+        worker_record = self._cached(tenant, worker_id)
+        if worker_record is None and worker_id not in self._ids_without_record:
+            stored_record = await self._store.find(worker_id)
             if isinstance(stored_record, Worker):
                 self._cache_record(stored_record)
-                return self._cached(tenant, id)  # A newer version may have been cached meanwhile.
+                return self._cached(tenant, worker_id)  # A newer version may have been cached meanwhile.
             if len(self._ids_without_record) >= MAX_CACHED:
                 self._ids_without_record.clear()
-            self._ids_without_record.add(id)
-        return record
+            self._ids_without_record.add(worker_id)
+        return worker_record
 
-    def last_seen_at(self, record: Worker) -> int:
+    def last_seen_at(self, worker_record: Worker) -> int:
         """Return the time when a worker was last seen by any server, or that of its registration if that is later."""
-        return max(self.heartbeats.last_seen_at((record.tenant, worker_name(record.id))), record.created_at)
+        return max(
+            self.heartbeats.last_seen_at((worker_record.tenant, worker_name(worker_record.id))),
+            worker_record.created_at,
+        )
 
-    def has_missed_checks(self, record: Worker) -> bool:
+    def has_missed_checks(self, worker_record: Worker) -> bool:
         """Return whether a worker missed too many health checks in a row. An idle worker's state does not show that."""
-        return (record.tenant, worker_name(record.id)) in self._silent and not worker.is_over(record)
+        return (worker_record.tenant, worker_name(worker_record.id)) in self._silent and not worker.is_over(
+            worker_record
+        )
 
     # -- eligibility for work
 
@@ -213,18 +218,18 @@ class Fleet:
             workers = self._eligible_cache[tenant] = tuple(labels_by_id.values()), tuple(labels_by_id)
         return workers
 
-    def _update_eligible(self, worker_key: WorkerKey, record: Worker) -> None:
+    def _update_eligible(self, worker_key: WorkerKey, worker_record: Worker) -> None:
         """Add a worker to the eligible workers of its tenant, or remove it, according to its record and silence."""
-        labels_by_id = self._eligible.setdefault(record.tenant, {})
-        is_eligible = worker_key not in self._silent and worker.accepts_work(record)
-        if is_eligible and labels_by_id.get(record.id) != record.labels:
-            labels_by_id[record.id] = record.labels
-        elif is_eligible or labels_by_id.pop(record.id, None) is None:
+        labels_by_id = self._eligible.setdefault(worker_record.tenant, {})
+        is_eligible = worker_key not in self._silent and worker.accepts_work(worker_record)
+        if is_eligible and labels_by_id.get(worker_record.id) != worker_record.labels:
+            labels_by_id[worker_record.id] = worker_record.labels
+        elif is_eligible or labels_by_id.pop(worker_record.id, None) is None:
             return
-        self._eligible_cache.pop(record.tenant, None)
+        self._eligible_cache.pop(worker_record.tenant, None)
 
     async def wait_until_eligible(
-        self, tenant: str, id: str, seconds: float, wait_for_disconnect: WaitForDisconnect | None = None
+        self, tenant: str, worker_id: str, seconds: float, wait_for_disconnect: WaitForDisconnect | None = None
     ) -> bool:
         """Wait until a worker may be given work. Return False on timeout, disconnection or server shutdown.
 
@@ -234,15 +239,15 @@ class Fleet:
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds
         while True:
-            with self._change_of(id) as change_future:
-                record = await self.find(tenant, id)
-                if record is not None and worker.is_unresponsive(record):
-                    await self.mark_alive(tenant, [id])
-                    record = await self.find(tenant, id)
-                if record is None or worker.accepts_work(record):
+            with self._change_of(worker_id) as change_future:
+                worker_record = await self.find(tenant, worker_id)
+                if worker_record is not None and worker.is_unresponsive(worker_record):
+                    await self.mark_alive(tenant, [worker_id])
+                    worker_record = await self.find(tenant, worker_id)
+                if worker_record is None or worker.accepts_work(worker_record):
                     return True
-                if worker.is_over(record):
-                    raise shut_down_refusal(record)
+                if worker.is_over(worker_record):
+                    raise shut_down_refusal(worker_record)
                 remaining_seconds = deadline - clock()
                 if (
                     remaining_seconds <= 0
@@ -251,31 +256,31 @@ class Fleet:
                 ):
                     return False
 
-    def is_on_hold(self, tenant: str, id: str) -> bool:
+    def is_on_hold(self, tenant: str, worker_id: str) -> bool:
         """Return whether a worker may not be given work according to its cached record; False if none is cached."""
-        record = self._cached(tenant, id)
-        return record is not None and not worker.accepts_work(record)
+        worker_record = self._cached(tenant, worker_id)
+        return worker_record is not None and not worker.accepts_work(worker_record)
 
     async def wait_until_on_hold(
-        self, tenant: str, id: str, wait_for_disconnect: WaitForDisconnect | None = None
+        self, tenant: str, worker_id: str, wait_for_disconnect: WaitForDisconnect | None = None
     ) -> None:
         """Wait until a worker may no longer be given work, or has disconnected."""
-        while not self.is_on_hold(tenant, id):
-            with self._change_of(id) as change_future:
+        while not self.is_on_hold(tenant, worker_id):
+            with self._change_of(worker_id) as change_future:
                 if not await self._wait(change_future, None, wait_for_disconnect):
                     return
 
     @contextmanager
-    def _change_of(self, id: str) -> Iterator[asyncio.Future[None]]:
+    def _change_of(self, worker_id: str) -> Iterator[asyncio.Future[None]]:
         """Yield a future that is done as soon as the cached record of a worker is updated."""
         change_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._change_waiters.setdefault(id, set()).add(change_future)
+        self._change_waiters.setdefault(worker_id, set()).add(change_future)
         try:
             yield change_future
         finally:
-            self._change_waiters[id].discard(change_future)
-            if not self._change_waiters[id]:
-                del self._change_waiters[id]
+            self._change_waiters[worker_id].discard(change_future)
+            if not self._change_waiters[worker_id]:
+                del self._change_waiters[worker_id]
 
     @staticmethod
     async def _wait(
@@ -295,23 +300,31 @@ class Fleet:
 
     # -- health checks
 
-    async def mark_alive(self, tenant: str, ids: Collection[str], results: Sequence[Decision | Refused] = ()) -> None:
+    async def mark_alive(
+        self, tenant: str, worker_ids: Collection[str], results: Sequence[Decision | Refused] = ()
+    ) -> None:
         """Submit `Recover` for each of these workers, which sent a message, that is unresponsive.
 
         `results` are those of messages under leases: they recover the worker in the same transaction if its lease is
         live, but not if it has ended.
         """
-        if not self._unresponsive(tenant, ids):
+        if not self._unresponsive(tenant, worker_ids):
             return
         for result in results:
-            for record in result.changed.values() if isinstance(result, Decision) else ():
-                if isinstance(record, Worker):
-                    self._cache_record(record)
-        await self._submit([worker.Recover(id=id, actor=worker_actor(id)) for id in self._unresponsive(tenant, ids)])
+            for changed_record in result.changed.values() if isinstance(result, Decision) else ():
+                if isinstance(changed_record, Worker):
+                    self._cache_record(changed_record)
+        await self._submit(
+            [
+                worker.Recover(id=worker_id, actor=worker_actor(worker_id))
+                for worker_id in self._unresponsive(tenant, worker_ids)
+            ]
+        )
 
-    def _unresponsive(self, tenant: str, ids: Iterable[str]) -> list[str]:
-        records = [self._cached(tenant, id) for id in ids]
-        return [record.id for record in records if record is not None and worker.is_unresponsive(record)]
+    def _unresponsive(self, tenant: str, worker_ids: Iterable[str]) -> list[str]:
+        """Return the workers whose cached records are unresponsive."""
+        cached_records = [self._cached(tenant, worker_id) for worker_id in worker_ids]
+        return [record.id for record in cached_records if record is not None and worker.is_unresponsive(record)]
 
     async def check_health(self) -> None:
         """Exchange heartbeat times with the other servers, then submit the command that is due for each worker."""
@@ -336,13 +349,13 @@ class Fleet:
             commands = [self._next_command(record, now) for record in records if isinstance(record, Worker)]
             await self._submit([command for command in commands if command is not None])
 
-    def _is_silent(self, worker_key: WorkerKey, record: Worker, now: int) -> bool:
-        silent_for = health.silence(record, self.heartbeats.last_seen_at(worker_key), self._observed_since, now)
+    def _is_silent(self, worker_key: WorkerKey, worker_record: Worker, now: int) -> bool:
+        silent_for = health.silence(worker_record, self.heartbeats.last_seen_at(worker_key), self._observed_since, now)
         return silent_for >= self._limits.unresponsive_after
 
-    def _next_command(self, record: Worker, now: int) -> Command | None:
-        last_seen_at = self.heartbeats.last_seen_at((record.tenant, worker_name(record.id)))
-        return health.next_command(record, last_seen_at, self._observed_since, now, self._limits)
+    def _next_command(self, worker_record: Worker, now: int) -> Command | None:
+        last_seen_at = self.heartbeats.last_seen_at((worker_record.tenant, worker_name(worker_record.id)))
+        return health.next_command(worker_record, last_seen_at, self._observed_since, now, self._limits)
 
     async def _submit(self, commands: Sequence[Command]) -> None:
         """Submit commands and cache the resulting records.
@@ -373,9 +386,9 @@ class Fleet:
 
 def _tasks_after(tasks: tuple[str, ...], event: Event) -> tuple[str, ...]:
     """Return a worker's tasks after an event with one of the `SELF_CONTAINED_TRIGGERS`."""
-    id = event.metadata["attempt_id"]
-    other_tasks = tuple(task for task in tasks if task != id)
-    return (*other_tasks, id) if event.trigger == TASK_ASSIGNED else other_tasks
+    attempt_id = event.metadata["attempt_id"]
+    other_tasks = tuple(task for task in tasks if task != attempt_id)
+    return (*other_tasks, attempt_id) if event.trigger == TASK_ASSIGNED else other_tasks
 
 
 def _wake(waiters: Iterable[asyncio.Future[None]]) -> None:
@@ -384,7 +397,9 @@ def _wake(waiters: Iterable[asyncio.Future[None]]) -> None:
             waiter.set_result(None)
 
 
-def shut_down_refusal(record: Worker) -> Refused:
+def shut_down_refusal(worker_record: Worker) -> Refused:
     """Return the error for a request of a worker that was shut down."""
-    reason = record.shutdown_reason or "it was silent for too long"
-    return Refused("shut_down", f"worker {record.id} was shut down ({reason}); renew the credential to come back")
+    reason = worker_record.shutdown_reason or "it was silent for too long"
+    return Refused(
+        "shut_down", f"worker {worker_record.id} was shut down ({reason}); renew the credential to come back"
+    )
