@@ -175,11 +175,11 @@ class _Program:
         return False
 
 
-def _write_chunk(fd: int, data: memoryview) -> memoryview:
+def _write_chunk(fd: int, remaining_bytes: memoryview) -> memoryview:
     """Write as many bytes as the pipe accepts now. Return the remaining ones, or none if the reader closed the pipe."""
     try:
-        return data[os.write(fd, data[:READ_BYTES]) :]
+        return remaining_bytes[os.write(fd, remaining_bytes[:READ_BYTES]) :]
     except BlockingIOError:
-        return data
+        return remaining_bytes
     except BrokenPipeError:
-        return data[len(data) :]
+        return remaining_bytes[len(remaining_bytes) :]

@@ -148,9 +148,9 @@ def _links() -> Json:
         "say": {"operationId": "say", "requestBody": {"lease_id": _LEASE_ID, "runner_id": "$request.body#/runner_id"}}
     }
     for route in _UNDER_LEASE:
-        id = _BODIES[route.method, route.name].id
+        operation_id = _BODIES[route.method, route.name].id
         spec_parameters = {"path.attempt": "$response.body#/leases/0/job_id"} if route.name == "specs" else {}
-        links[id] = {"operationId": id, "parameters": {**lease_header, **spec_parameters}}
+        links[operation_id] = {"operationId": operation_id, "parameters": {**lease_header, **spec_parameters}}
     return links
 
 
@@ -181,9 +181,9 @@ def _runner_operations() -> Iterator[Operation]:
 def _parameters(route: ProtocolRoute) -> Iterator[Json]:
     if route.path_parameter:
         yield {"name": route.path_parameter.strip("<>"), "in": "path", "required": True, **_PATH_PARAMETERS[route.name]}
-    for header in (_LEASE, _OFFSET, _SHA256):
-        if str(header["name"]) in route.headers:
-            yield header
+    for header_parameter in (_LEASE, _OFFSET, _SHA256):
+        if str(header_parameter["name"]) in route.headers:
+            yield header_parameter
 
 
 # -- the document itself

@@ -129,7 +129,7 @@ FIELD_CONSTRAINTS: Final[dict[str, Json]] = {
 }
 
 
-def document(operations: Iterable[Operation], info: Json, security: Json) -> Json:
+def document(operations: Iterable[Operation], info_object: Json, security: Json) -> Json:
     """Return the OpenAPI document that describes these operations.
 
     `security` has the authentication schemes by name.
@@ -144,7 +144,7 @@ def document(operations: Iterable[Operation], info: Json, security: Json) -> Jso
             schemas[schema_name] |= constraint
     return {
         "openapi": "3.1.0",
-        "info": info,
+        "info": info_object,
         "servers": [{"url": "/"}],
         "paths": operations_by_path,
         "components": {"schemas": schemas, "securitySchemes": security},

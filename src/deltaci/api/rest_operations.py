@@ -105,15 +105,17 @@ def _parameters(route: Route) -> Iterator[Json]:
         yield _RANGE
 
 
-def _query_field_schema(query: Any, name: str) -> Any:
+def _query_field_schema(query: Any, field_name: str) -> Any:
     """Return the JSON schema of one field of a query type, without `null`, which a query cannot contain."""
     [_], schemas = msgspec.json.schema_components([query])
-    schema: Json = dict(schemas[query.__name__]["properties"][name])
+    schema: Json = dict(schemas[query.__name__]["properties"][field_name])
     if "anyOf" in schema:
-        [non_null_schema] = [option for option in schema.pop("anyOf") if option != {"type": "null"}]
+        [non_null_schema] = [
+            schema_option for schema_option in schema.pop("anyOf") if schema_option != {"type": "null"}
+        ]
         schema = {**non_null_schema, **schema}
     if "enum" in schema:
-        schema["enum"] = [option for option in schema["enum"] if option is not None]
+        schema["enum"] = [schema_option for schema_option in schema["enum"] if schema_option is not None]
     if schema.get("default", 0) is None:
         del schema["default"]
     return schema
@@ -149,4 +151,7 @@ def _response_headers(route: Route) -> Json:
 
 def _links() -> Json:
     """Return the OpenAPI links from a new run to the operations on it."""
-    return {id: {"operationId": id, "parameters": {"path.run": "$response.body#/id"}} for id in _LINKED}
+    return {
+        operation_id: {"operationId": operation_id, "parameters": {"path.run": "$response.body#/id"}}
+        for operation_id in _LINKED
+    }

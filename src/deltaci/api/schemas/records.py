@@ -479,7 +479,10 @@ class Secret(ResponseSchema, frozen=True, kw_only=True):
 
 
 class SecretPage(ResponseSchema, frozen=True, kw_only=True):
-    """A page of secrets without their values, sorted by name; of one name, the widest scope first."""
+    """A page of secrets without their values, sorted by name, project and branch.
+
+    An empty project or branch comes first.
+    """
 
     secrets: list[Secret]
     next: str | None
