@@ -167,7 +167,10 @@ class Secrets:
         return secret_names(self._blobs, tenant)
 
     def list_all(self, tenant: str) -> list[SecretMetadata]:
-        """Return the metadata of all secrets, by name, the widest scope first."""
+        """Return the metadata of all secrets, sorted by name, project and branch.
+
+        An empty project or branch comes first.
+        """
         metadata_list = [
             metadata
             for blob_key in self._blob_keys(tenant)
@@ -224,8 +227,8 @@ class Secrets:
         return scope_by_name
 
     def _blob_keys(self, tenant: str) -> Iterator[str]:
-        for prefix in (secret_prefix(tenant), scoped_secret_prefix(tenant)):
-            yield from all_keys(self._blobs, prefix)
+        for key_prefix in (secret_prefix(tenant), scoped_secret_prefix(tenant)):
+            yield from all_keys(self._blobs, key_prefix)
 
     def _read_metadata(self, tenant: str, blob_key: str) -> SecretMetadata | None:
         """Return the metadata stored under this key, or None if there is none or it belongs to another key.
@@ -251,24 +254,24 @@ class Secrets:
             )
         return metadata if expected_key == blob_key else None
 
-    def _decrypt(self, tenant: str, name: str, scope: SecretScope) -> str:
+    def _decrypt(self, tenant: str, secret_name: str, scope: SecretScope) -> str:
         try:
-            blob = self._blobs.get(secret_key(tenant, name, scope.project, scope.branch))
+            blob = self._blobs.get(secret_key(tenant, secret_name, scope.project, scope.branch))
         except Refused:
             raise Refused(
                 "no_secret",
-                f"there is no secret {name[:80]!r} for this job; set it with: deltaci secret set NAME",
+                f"there is no secret {secret_name[:80]!r} for this job; set it with: deltaci secret set NAME",
             ) from None
         try:
             if blob[:1] == LEGACY_VERSION and scope == TENANT_WIDE:
                 metadata_json, nonce_and_ciphertext, associated_data = (
                     b"",
                     blob[1:],
-                    msgspec.json.encode([tenant, name]),
+                    msgspec.json.encode([tenant, secret_name]),
                 )
             else:
                 metadata_json, nonce_and_ciphertext = _split(blob)
-                associated_data = _associated_data(tenant, name, scope)
+                associated_data = _associated_data(tenant, secret_name, scope)
             decrypted_value: bytes = self._cipher().decrypt(
                 nonce_and_ciphertext[:NONCE_BYTES], nonce_and_ciphertext[NONCE_BYTES:], associated_data + metadata_json
             )
@@ -276,7 +279,7 @@ class Secrets:
         except (_optional_module("cryptography.exceptions").InvalidTag, ValueError):
             pass
         raise Refused(
-            "no_secret", f"the secret {name[:80]!r} was not encrypted with this server's key; set it again"
+            "no_secret", f"the secret {secret_name[:80]!r} was not encrypted with this server's key; set it again"
         ) from None
 
     def _cipher(self) -> Any:
@@ -299,8 +302,8 @@ def _split(blob: bytes) -> tuple[bytes, bytes]:
     return blob[metadata_start:metadata_end], blob[metadata_end:]
 
 
-def _associated_data(tenant: str, name: str, scope: SecretScope) -> bytes:
-    return msgspec.json.encode([tenant, name, scope.project, scope.branch])
+def _associated_data(tenant: str, secret_name: str, scope: SecretScope) -> bytes:
+    return msgspec.json.encode([tenant, secret_name, scope.project, scope.branch])
 
 
 def _is_unicode(text: str) -> bool:
@@ -311,9 +314,9 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _optional_module(name: str) -> ModuleType:
+def _optional_module(module_name: str) -> ModuleType:
     """Return a module of the optional cryptography library. Raises `Refused` if it is not installed."""
     try:
-        return import_module(name)
+        return import_module(module_name)
     except ModuleNotFoundError:
         raise Refused("no_secret", MISSING) from None

@@ -308,10 +308,10 @@ async def test_a_disconnected_client_is_removed(backend: Backend, tmp_path: Path
         id = await ada.start(task("build"))
         async with open_stream(here.url, f"/runs/{id}/events", ada.token) as answer:
             await read_events(answer, 1)
-            assert here.service.control_plane.event_streams.count == 1
+            assert here.service.control_plane.event_streams.subscription_count == 1
 
         async with asyncio.timeout(30):
-            while here.service.control_plane.event_streams.count:
+            while here.service.control_plane.event_streams.subscription_count:
                 await ada.get("/me")
         assert not here.service.control_plane.event_streams.channels
 

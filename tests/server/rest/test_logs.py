@@ -306,7 +306,7 @@ async def test_following_before_the_first_lease_waits_for_it(site: Opened) -> No
         paths = ("build/log", "build/attempts/1/log", "later/log")
         following = [asyncio.create_task(follow(path)) for path in paths]
         async with asyncio.timeout(30):
-            while here.service.control_plane.event_streams.count < len(paths):
+            while here.service.control_plane.event_streams.subscription_count < len(paths):
                 await ada.get("/me")
         for name in (b"build", b"later"):
             lease = await runner.take()
@@ -329,7 +329,7 @@ async def test_following_ends_when_the_job_can_no_longer_start(site: Opened) -> 
 
         following = [asyncio.create_task(follow(name)) for name in ("build", "ask")]
         async with asyncio.timeout(30):
-            while here.service.control_plane.event_streams.count < 2:
+            while here.service.control_plane.event_streams.subscription_count < 2:
                 await ada.get("/me")
         await ada.post(f"/runs/{id}/cancel")
 
@@ -360,10 +360,10 @@ async def test_a_disconnected_follower_is_removed(backend: Backend, tmp_path: Pa
         id = await ada.start(task("build"))
         lease = await runner.take()
         async with open_response(here.url, f"/runs/{id}/jobs/build/log?follow=60", ada.token):
-            assert here.service.control_plane.event_streams.count == 1
+            assert here.service.control_plane.event_streams.subscription_count == 1
 
         async with asyncio.timeout(30):
-            while here.service.control_plane.event_streams.count:
+            while here.service.control_plane.event_streams.subscription_count:
                 await ada.get("/me")
         await runner.log(lease, b"nobody hears it")
         assert (await ada.get(f"/runs/{id}/jobs/build/log")).body == b"nobody hears it"

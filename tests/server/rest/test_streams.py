@@ -126,7 +126,7 @@ async def test_each_reader_gets_its_events_in_any_interleaving(seed: int, monkey
                 pass
             assert reader.got == reader.expected(log)
     assert not hub.channels
-    assert hub.count == 0
+    assert hub.subscription_count == 0
 
 
 @on_loop

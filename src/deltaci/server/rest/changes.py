@@ -114,47 +114,52 @@ def serialize_change(change_record: ChangeRecord) -> wire.Change:
     )
 
 
-async def new_manual_run(call: Call, params: RunInput, record: Run) -> Run:
+async def new_manual_run(call: Call, run_input: RunInput, run_record: Run) -> Run:
     """Return the record of a manual run of a repository, after storing the change that it belongs to."""
-    project = await call.app.repositories.projects.named(call.caller.tenant, params.repository)
+    project = await call.app.repositories.projects.named(call.caller.tenant, run_input.repository)
     if project is None:
-        raise not_found("project", params.repository)
-    if params.plan is not None or params.version is not None:
+        raise not_found("project", run_input.repository)
+    if run_input.plan is not None or run_input.version is not None:
         raise Refused("bad_request", "'version' belongs to a template; leave it out with a repository")
-    change = await _manual_change(call, project, params)
+    change = await _manual_change(call, project, run_input)
     now = await call.app.store.now()
     change_record = ChangeRecord(
-        id=f"c{digest('manual', record.id)}",
+        id=f"c{digest('manual', run_record.id)}",
         tenant=call.caller.tenant,
         project=project.name,
-        delivery=f"manual {record.id}",
+        delivery=f"manual {run_record.id}",
         change=change,
         created_at=now,
         updated_at=now,
         status="handled",
         reason="somebody started it",
-        files=(FileOutcome(params.file, record.id, "somebody started it"),),
+        files=(FileOutcome(run_input.file, run_record.id, "somebody started it"),),
     )
     change_record = await call.app.repositories.changes.keep_handled(change_record)
     planned_run = run_of(
-        record.id, change_record, project, params.file, fingerprint=record.request_fingerprint, labels=params.labels
+        run_record.id,
+        change_record,
+        project,
+        run_input.file,
+        fingerprint=run_record.request_fingerprint,
+        labels=run_input.labels,
     )
     origin = msgspec.structs.replace(
         planned_run.origin,
-        title=params.title or planned_run.origin.title,
-        inputs=dict(params.inputs),
-        is_on_branch=bool(change.branch) and not params.commit,  # A given commit need not be on the branch.
+        title=run_input.title or planned_run.origin.title,
+        inputs=dict(run_input.inputs),
+        is_on_branch=bool(change.branch) and not run_input.commit,  # A given commit need not be on the branch.
     )
-    return msgspec.structs.replace(planned_run, origin=origin, started_by=record.started_by)
+    return msgspec.structs.replace(planned_run, origin=origin, started_by=run_record.started_by)
 
 
-async def _manual_change(call: Call, project: Project, params: RunInput) -> Change:
+async def _manual_change(call: Call, project: Project, run_input: RunInput) -> Change:
     """Return the change of a manual run: at the given commit, else at the present commit of the branch or tag.
 
     Without a branch or tag, the default branch is meant. Raise `Refused` if there is no such branch or tag.
     """
-    branch = params.branch.removeprefix(HEADS)
-    commit, tag, default_branch = params.commit, "", project.default_branch
+    branch = run_input.branch.removeprefix(HEADS)
+    commit, tag, default_branch = run_input.commit, "", project.default_branch
     if commit and not is_commit(commit):
         raise Refused("bad_request", f"{commit[:80]!r} is not a full commit id; give one, or a branch")
     if not commit:
@@ -178,9 +183,9 @@ async def _manual_change(call: Call, project: Project, params: RunInput) -> Chan
         branch=branch,
         tag=tag,
         default_branch=default_branch,
-        title=params.title,
+        title=run_input.title,
         actor=call.caller.person,
-        inputs=dict(params.inputs),
+        inputs=dict(run_input.inputs),
     )
 
 

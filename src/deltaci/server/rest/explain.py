@@ -57,13 +57,13 @@ async def _tenant_state(call: Call, run: Run, attempts: list[Attempt]) -> explai
     """Return the workers, the quota, the holders of the attempts' groups and the flaky tests, as they are now."""
     tenant, store, tenants = call.caller.tenant, call.app.store, call.app.tenants
     running_quota = await tenants.running_limit(tenant)
-    groups, group_fences = await get_group_holders(call, attempts)
+    holder_by_group, group_fences = await get_group_holders(call, attempts)
     return explain.TenantState(
         now=await store.now(),
         workers=tuple(await get_workers(call)),
         running_quota=running_quota,
         running=await tenants.running_jobs(tenant) if running_quota else 0,
-        groups=groups,
+        groups=holder_by_group,
         group_fences=group_fences,
         flaky=await _flaky_tests(call, run, attempts),
     )
@@ -75,15 +75,17 @@ async def get_group_holders(call: Call, attempts: Iterable[Attempt]) -> tuple[di
     Return also until when those without a live lease hold them.
     """
     tenant, store = call.caller.tenant, call.app.store
-    groups = {attempt.group for attempt in attempts if attempt.group and ready_at(attempt)}
-    holder_ids = {group: await store.group_holder(tenant, group) for group in sorted(groups)[:MAX_GROUPS]}
-    holders = await store.find_all([id for id in holder_ids.values() if id])
+    waiting_groups = {attempt.group for attempt in attempts if attempt.group and ready_at(attempt)}
+    holder_by_group = {
+        group_name: await store.group_holder(tenant, group_name) for group_name in sorted(waiting_groups)[:MAX_GROUPS]
+    }
+    holders = await store.find_all([id for id in holder_by_group.values() if id])
     fences = {
         holder.group: holder.fence_until
         for holder in holders
         if isinstance(holder, Attempt) and holder.lease is None and holder.fence_until
     }
-    return holder_ids, fences
+    return holder_by_group, fences
 
 
 async def get_workers(call: Call) -> list[Worker]:
@@ -101,11 +103,11 @@ async def get_workers(call: Call) -> list[Worker]:
 
 
 async def _flaky_tests(call: Call, run: Run, attempts: list[Attempt]) -> dict[str, frozenset[str]]:
-    """Return the names of the flaky tests of each job with failed tests."""
+    """Return the names of all known flaky tests of each job with failed tests, for a limited number of jobs."""
     job_names = dict.fromkeys(flaky.job_name(attempt) for attempt in attempts if flaky.failed_tests(attempt.report)[0])
-    project, now = flaky.history_key(run)[0], await call.app.store.now()
+    project_name, now = flaky.history_key(run)[0], await call.app.store.now()
     return {
-        job_name: frozenset(flaky.flaky_tests(await call.app.flaky.of_job(run.tenant, project, job_name), now))
+        job_name: frozenset(flaky.flaky_tests(await call.app.flaky.of_job(run.tenant, project_name, job_name), now))
         for job_name in list(job_names)[:MAX_FLAKY_JOBS]
     }
 

@@ -76,6 +76,7 @@ async def list_flaky(call: Call) -> api_failures.FlakyPage:
 
 
 def _flaky_job(history: History, now: int) -> api_failures.FlakyJob:
+    """Return a job and its flaky tests as the API shows them, the latest first."""
     flake_by_test, flake = flaky.flaky_tests(history, now), history.flake
     is_flaky = flaky.is_current(flake, now)
     return api_failures.FlakyJob(
@@ -91,7 +92,9 @@ def _flaky_job(history: History, now: int) -> api_failures.FlakyJob:
                 last_at=to_datetime(test_flake.last_at),
                 commit=test_flake.commit,
             )
-            for test_name, test_flake in sorted(flake_by_test.items(), key=lambda item: (-item[1].last_at, item[0]))
+            for test_name, test_flake in sorted(
+                flake_by_test.items(), key=lambda test_and_flake: (-test_and_flake[1].last_at, test_and_flake[0])
+            )
         ],
     )
 

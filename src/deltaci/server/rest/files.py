@@ -39,10 +39,10 @@ async def list_run_artifacts(call: Call) -> api.Artifacts:
     blobs = call.app.blobs
     artifacts: list[api.RunArtifact] = []
     for batch_start in range(0, len(jobs), JOBS_PER_BATCH):
-        batch = jobs[batch_start : batch_start + JOBS_PER_BATCH]
-        attempts_by_job = await get_attempts(call, batch)
+        job_batch = jobs[batch_start : batch_start + JOBS_PER_BATCH]
+        attempts_by_job = await get_attempts(call, job_batch)
         attempts_with_job_name = [
-            (attempt, job.spec.name) for job in batch for attempt in attempts_by_job.get(job.id, ())
+            (attempt, job.spec.name) for job in job_batch for attempt in attempts_by_job.get(job.id, ())
         ]
         artifacts += await call.app.disk.run(partial(_list_artifacts, blobs, attempts_with_job_name))
         if len(artifacts) > MAX_LISTED:
@@ -58,6 +58,7 @@ def _list_artifacts(blobs: BlobStore, attempts_with_job_name: Iterable[tuple[Att
 
 
 def _artifacts(blobs: BlobStore, attempt: Attempt, job_name: str) -> list[api.RunArtifact]:
+    """Return the artifacts of an attempt's last lease; none if it was never leased."""
     lease = last_lease(attempt)
     if lease is None:
         return []
@@ -89,15 +90,15 @@ async def read_artifact(call: Call) -> FileResponse:
 class FileResponse:
     """A file, or a range of it, as a download."""
 
-    def __init__(self, call: Call, key: str, blob_stat: BlobStat, byte_range: ByteRange) -> None:
+    def __init__(self, call: Call, blob_key: str, blob_stat: BlobStat, byte_range: ByteRange) -> None:
         self._call = call
-        self._key = key
+        self._key = blob_key
         self._blob_stat = blob_stat
         self._range = byte_range
 
     async def send(self, send: Send) -> None:
         """Send the requested range."""
-        headers = {
+        response_headers = {
             "Content-Type": "application/octet-stream",
             "Content-Disposition": content_disposition(self._key.rpartition("/")[2]),
             "Content-Security-Policy": "sandbox",
@@ -107,9 +108,9 @@ class FileResponse:
             **self._range.headers,
         }
         if not self._range.is_part:
-            headers[SHA256_HEADER] = self._blob_stat.sha256
+            response_headers[SHA256_HEADER] = self._blob_stat.sha256
         async with open_response(send, self._call.request) as out:
-            await out.start(headers, self._range.status)
+            await out.start(response_headers, self._range.status)
             await write_range(out, self._range, self._call.app.disk, self._read_artifact)
 
     def _read_artifact(self, offset: int) -> bytes:

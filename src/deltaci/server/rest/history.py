@@ -29,12 +29,12 @@ async def read_transitions(call: Call) -> TransitionPage:
     query: TransitionQuery = call.query
     run = await get_run(call)
     matching_steps = _matching_steps(call, run.id, query, await _start(call, run.id, query))
-    steps, next = await (
+    projected_steps, next = await (
         _newest_page(matching_steps, query.limit)
         if query.order == "newest"
         else _oldest_page(matching_steps, query.limit)
     )
-    return TransitionPage(view=query.view, transitions=[_to_transition(step) for step in steps], next=next)
+    return TransitionPage(view=query.view, transitions=[_to_transition(step) for step in projected_steps], next=next)
 
 
 async def _start(call: Call, run_id: str, query: TransitionQuery) -> int:
@@ -49,16 +49,18 @@ async def _start(call: Call, run_id: str, query: TransitionQuery) -> int:
         return low_seq
     while high_seq - low_seq > 1:
         middle_seq = (low_seq + high_seq) // 2
-        page = await store.events(middle_seq, needed_count, run_id=run_id)
-        is_enough = len(page) == needed_count and (not query.before or page[-1].seq < query.before)
+        events = await store.events(middle_seq, needed_count, run_id=run_id)
+        is_enough = len(events) == needed_count and (not query.before or events[-1].seq < query.before)
         low_seq, high_seq = (middle_seq, high_seq) if is_enough else (low_seq, middle_seq)
     return low_seq
 
 
-async def _matching_steps(call: Call, run_id: str, query: TransitionQuery, start: int) -> AsyncIterator[ProjectedStep]:
+async def _matching_steps(
+    call: Call, run_id: str, query: TransitionQuery, after_seq: int
+) -> AsyncIterator[ProjectedStep]:
     """Yield the projected steps that match the query, in the order of the log."""
     projector = VocabularyProjector(VOCABULARIES[query.view])
-    async for page in _pages(call, run_id, start):
+    async for page in _pages(call, run_id, after_seq):
         for step in projector.project(page):
             if query.before and step.event.seq >= query.before:
                 return
@@ -67,18 +69,19 @@ async def _matching_steps(call: Call, run_id: str, query: TransitionQuery, start
                 yield step
 
 
-async def _pages(call: Call, run_id: str, after: int) -> AsyncIterator[list[Event]]:
+async def _pages(call: Call, run_id: str, after_seq: int) -> AsyncIterator[list[Event]]:
+    """Yield the caller's events of a run in pages. Raise Refused if too many events have been read."""
     event_count = 0
-    while page := await call.app.store.events(after, PAGE_SIZE, run_id=run_id):
-        after = page[-1].seq
-        event_count += len(page)
+    while events := await call.app.store.events(after_seq, PAGE_SIZE, run_id=run_id):
+        after_seq = events[-1].seq
+        event_count += len(events)
         if event_count > MAX_EVENTS_READ:
             raise Refused(
                 "too_large",
                 f"more than {MAX_EVENTS_READ} events would have to be read; read the canonical view, oldest first, "
                 "after a later event, or export the events: deltaci events export --run",
             )
-        yield [event for event in page if event.tenant == call.caller.tenant]
+        yield [event for event in events if event.tenant == call.caller.tenant]
 
 
 async def _oldest_page(

@@ -83,20 +83,26 @@ def _spec(job_input: JobInput, needs: tuple[str, ...], env: Mapping[str, str]) -
     )
 
 
-def resolve_inputs(declarations: Mapping[str, InputRule], inputs: Mapping[str, str]) -> dict[str, str]:
+def resolve_inputs(
+    declaration_by_input: Mapping[str, InputRule], requested_value_by_input: Mapping[str, str]
+) -> dict[str, str]:
     """Return the value of every input of a template. Raise Refused for an unknown, missing or invalid input."""
-    unknown_names = sorted(set(inputs) - set(declarations))
+    unknown_names = sorted(set(requested_value_by_input) - set(declaration_by_input))
     if unknown_names:
-        joined_names = ", ".join(sorted(declarations)) or "none"
+        joined_names = ", ".join(sorted(declaration_by_input)) or "none"
         raise Refused("bad_request", f"the template has no input {unknown_names[0]!r}; it has {joined_names}")
     resolved_inputs: dict[str, str] = {}
-    for input_name, declaration in declarations.items():
-        if input_name not in inputs and declaration.required:
+    for input_name, declaration in declaration_by_input.items():
+        if input_name not in requested_value_by_input and declaration.required:
             raise Refused(
                 "bad_request", f"the template needs the input {input_name!r}; {declaration.description or 'give it'}"
             )
-        value = inputs.get(input_name, declaration.default)
-        if declaration.choices and value not in declaration.choices and (input_name in inputs or declaration.default):
+        value = requested_value_by_input.get(input_name, declaration.default)
+        if (
+            declaration.choices
+            and value not in declaration.choices
+            and (input_name in requested_value_by_input or declaration.default)
+        ):
             raise Refused(
                 "bad_request", f"the input {input_name!r} is {value[:80]!r}; it may be {', '.join(declaration.choices)}"
             )
@@ -104,6 +110,6 @@ def resolve_inputs(declarations: Mapping[str, InputRule], inputs: Mapping[str, s
     return resolved_inputs
 
 
-def as_env(inputs: Mapping[str, str]) -> dict[str, str]:
+def as_env(value_by_input: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that contain the inputs."""
-    return {f"INPUT_{input_name.upper()}": value for input_name, value in inputs.items()}
+    return {f"INPUT_{input_name.upper()}": value for input_name, value in value_by_input.items()}

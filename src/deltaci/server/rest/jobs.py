@@ -20,12 +20,12 @@ async def list_jobs(call: Call) -> api.JobPage:
     jobs = await get_jobs(call, await get_run(call))
     after_name = decode_cursor(call.query.cursor) if call.query.cursor else ""
     start_index = next((job_index + 1 for job_index, job in enumerate(jobs) if job.spec.name == after_name), 0)
-    page = jobs[start_index : start_index + call.query.limit]
-    attempts_by_job = await get_attempts(call, page)
-    has_more = start_index + len(page) < len(jobs)
+    page_jobs = jobs[start_index : start_index + call.query.limit]
+    attempts_by_job = await get_attempts(call, page_jobs)
+    has_more = start_index + len(page_jobs) < len(jobs)
     return api.JobPage(
-        jobs=[serializers.job(job, attempts_by_job.get(job.id, ())) for job in page],
-        next=encode_cursor(page[-1].spec.name) if has_more else None,
+        jobs=[serializers.job(job, attempts_by_job.get(job.id, ())) for job in page_jobs],
+        next=encode_cursor(page_jobs[-1].spec.name) if has_more else None,
     )
 
 

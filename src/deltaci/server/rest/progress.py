@@ -33,6 +33,7 @@ async def load_progress(store: Store, runs: Iterable[Run]) -> dict[str, TaskProg
 
 
 def _load_progress(run_ids: Sequence[str]) -> ReadTransaction[dict[str, TaskProgress]]:
+    """Return the progress of the tasks of each run, with the last attempt of its failed task, by run id."""
     progress_by_id = {}
     for run_id in run_ids:
         progress_by_id[run_id] = progress((yield from load_jobs(run_id)))
@@ -56,6 +57,7 @@ def _load_progress(run_ids: Sequence[str]) -> ReadTransaction[dict[str, TaskProg
 def serialize_progress(
     progress: TaskProgress, workstream_record: records.Workstream, merge: wire.WorkstreamMerge
 ) -> wire.WorkstreamProgress:
+    """Return the progress of a workstream as the API shows it."""
     tasks, failed_job = progress.progress, progress.progress.failed
     last_rule_results = rule_results([progress.failed_attempt] if progress.failed_attempt is not None else [])
     broken_rules = (
@@ -99,10 +101,10 @@ def rule_results(last_attempts: Sequence[Attempt]) -> list[RuleResult]:
     return msgspec.convert(report(last_attempts).get("verdicts") or [], list[RuleResult])
 
 
-def failed_rules(results: Iterable[RuleResult]) -> list[wire.FailedRule]:
+def failed_rules(rule_results: Iterable[RuleResult]) -> list[wire.FailedRule]:
     """Return those of the results that did not pass, as the API shows them."""
     return [
         wire.FailedRule(rule=result.rule, actual=result.actual, expected=result.expected)
-        for result in results
+        for result in rule_results
         if not result.is_passed
     ]

@@ -199,14 +199,17 @@ def _common_fields(snapshot: Snapshot, record: Record) -> dict[str, Any]:
     run = snapshot.runs.get(run_id)
     origin = run.origin if run is not None else None
     spec = record.spec if isinstance(record, Job) else None
-    job_id = record.job_id if isinstance(record, Attempt) else ""
     return {
         "id": record.id,
         "run_id": run_id,
         "title": (origin.title or origin.template or origin.file or run_id) if origin is not None else run_id,
         "project": origin.project if origin is not None else "",
         "branch": origin.branch if origin is not None else "",
-        "job": spec.name if spec is not None else job_id.partition("/")[2],
+        "job": spec.name
+        if spec is not None
+        else record.job_id.partition("/")[2]
+        if isinstance(record, Attempt)
+        else "",
         "index": record.index if isinstance(record, Attempt) else 0,
         "state": record.state,
         "priority": record.priority if isinstance(record, Attempt) else spec.priority if spec is not None else 0,

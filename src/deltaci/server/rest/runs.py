@@ -54,6 +54,7 @@ async def start_run(call: Call) -> JsonResponse:
 
 
 async def _plan_and_origin(call: Call, run_input: RunInput) -> tuple[PlanInput, Origin]:
+    """Return the plan of a manual run, which is given or that of a template, and its origin."""
     origin = Origin(
         project=run_input.project,
         branch=run_input.branch,
@@ -75,9 +76,9 @@ async def _plan_and_origin(call: Call, run_input: RunInput) -> tuple[PlanInput, 
             raise Refused("bad_request", "'inputs' and 'version' belong to a template; leave them out with a plan")
         return run_input.plan, origin
     template = await get_template(call, str(run_input.template), run_input.version)
-    inputs = job_specs.resolve_inputs(template.inputs, run_input.inputs)
+    value_by_input = job_specs.resolve_inputs(template.inputs, run_input.inputs)
     return template.plan, msgspec.structs.replace(
-        origin, template=template.name, template_version=template.version, inputs=inputs
+        origin, template=template.name, template_version=template.version, inputs=value_by_input
     )
 
 
@@ -112,6 +113,7 @@ async def rerun_run(call: Call) -> JsonResponse:
 async def _start(
     call: Call, idempotent_request: IdempotentRequest, run_record: Run, specs: tuple[JobSpec, ...]
 ) -> JsonResponse:
+    """Create a run and plan it with one command. Raise Refused if the tenant's queue is full."""
     await call.app.tenants.check_queue(run_record.tenant)
     hash_of_plan = plan_hash(
         specs,
@@ -140,6 +142,7 @@ async def _create_unplanned(call: Call, idempotent_request: IdempotentRequest, r
 
 
 async def _create(call: Call, idempotent_request: IdempotentRequest, command: Command) -> JsonResponse:
+    """Submit the command that creates a run. For a repeated request, return the run that the first one created."""
     try:
         decision = await call.app.engine.do(command)
     except Refused:
@@ -152,11 +155,11 @@ async def _create(call: Call, idempotent_request: IdempotentRequest, command: Co
     return _response(created_run, 201, is_repeat=False)
 
 
-def _response(run_record: Run, status: int, *, is_repeat: bool) -> JsonResponse:
-    headers = {"Location": f"{ROOT}/runs/{run_record.id}"}
+def _response(run_record: Run, http_status: int, *, is_repeat: bool) -> JsonResponse:
+    response_headers = {"Location": f"{ROOT}/runs/{run_record.id}"}
     if is_repeat:
-        headers[REPLAYED_HEADER] = "true"
-    return JsonResponse(value=serializers.run(run_record), status=status, headers=headers)
+        response_headers[REPLAYED_HEADER] = "true"
+    return JsonResponse(value=serializers.run(run_record), status=http_status, headers=response_headers)
 
 
 # -- list and read
@@ -280,6 +283,7 @@ async def reject_run(call: Call) -> api.DecisionResult:
 
 
 async def _decide(call: Call, command_type: type[job.Approve] | type[job.Reject]) -> api.DecisionResult:
+    """Approve or reject the gates of a run that the caller may decide. Raise Refused if none was decided."""
     decision_input: DecisionInput = call.body
     run_record = await get_run(call)
     run.check_may_decide(run_record)
@@ -296,11 +300,11 @@ async def _decide(call: Call, command_type: type[job.Approve] | type[job.Reject]
     ]
     decided_jobs: list[Job] = []
     refusals: list[Refused] = []
-    for result in await call.app.engine.do_all(commands):
-        if isinstance(result, Refused):
-            refusals.append(result)
-        elif isinstance(result.record, Job):
-            decided_jobs.append(result.record)
+    for decision in await call.app.engine.do_all(commands):
+        if isinstance(decision, Refused):
+            refusals.append(decision)
+        elif isinstance(decision.record, Job):
+            decided_jobs.append(decision.record)
     if refusals and not decided_jobs:
         raise refusals[0]
     updated_run = await get_run(call)

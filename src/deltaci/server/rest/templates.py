@@ -60,12 +60,12 @@ async def get_template(call: Call, template_name: str, version: int | None = Non
     if template_head is None or template_head.is_removed:
         raise not_found("template", template_name)
     version_number = version if version is not None else template_head.version
-    document = await call.app.store.find_document(
+    stored_document = await call.app.store.find_document(
         VERSION, _document_name(template_name, version_number), call.caller.tenant
     )
-    if document is None:
+    if stored_document is None:
         raise not_found("version of this template:", str(version_number))
-    stored_version = _decode_version(document.body)
+    stored_version = _decode_version(stored_document.body)
     return api.Template(
         name=template_name,
         version=stored_version.version,
@@ -79,8 +79,8 @@ async def get_template(call: Call, template_name: str, version: int | None = Non
 
 async def _find_head(call: Call, template_name: str) -> tuple[int, _Head | None]:
     """Return the version of the head document, 0 if there is none, and its content."""
-    document = await call.app.store.find_document(HEAD, template_name, call.caller.tenant)
-    return (document.version, _decode_head(document.body)) if document is not None else (0, None)
+    stored_document = await call.app.store.find_document(HEAD, template_name, call.caller.tenant)
+    return (stored_document.version, _decode_head(stored_document.body)) if stored_document is not None else (0, None)
 
 
 async def save_template(call: Call) -> api.Template:
@@ -93,17 +93,17 @@ async def save_template(call: Call) -> api.Template:
             raise Refused("bad_request", f"the default of input {input_name!r} is none of its choices")
     if len(job_specs.as_env(dict.fromkeys(template_input.inputs, ""))) < len(template_input.inputs):
         raise Refused("bad_request", "two inputs differ only in case; rename one of them")
-    document_version, template_head = await _find_head(call, template_name)
-    current_version = template_head.version if template_head is not None and not template_head.is_removed else 0
+    document_version, old_head = await _find_head(call, template_name)
+    current_version = old_head.version if old_head is not None and not old_head.is_removed else 0
     if template_input.expected_version is not None and template_input.expected_version != current_version:
         raise Refused(
             "stale_version",
             f"template {template_name!r} is at version {current_version}, not {template_input.expected_version}",
         )
-    version = (template_head.version if template_head is not None else 0) + 1
+    version_number = (old_head.version if old_head is not None else 0) + 1
     now = call.app.keys.now()
-    new_version = _Version(
-        version=version,
+    template_version = _Version(
+        version=version_number,
         description=template_input.description,
         inputs=template_input.inputs,
         plan=template_input.plan,
@@ -111,7 +111,7 @@ async def save_template(call: Call) -> api.Template:
         created_by=call.caller.person,
     )
     new_head = _Head(
-        version=version, description=template_input.description, created_at=now, created_by=call.caller.person
+        version=version_number, description=template_input.description, created_at=now, created_by=call.caller.person
     )
     try:
         await call.app.store.put_documents(
@@ -119,10 +119,10 @@ async def save_template(call: Call) -> api.Template:
                 Document(
                     kind=VERSION,
                     tenant=tenant,
-                    name=_document_name(template_name, version),
+                    name=_document_name(template_name, version_number),
                     version=0,
                     at=0,
-                    body=_encode(new_version),
+                    body=_encode(template_version),
                 ),
                 Document(
                     kind=HEAD, tenant=tenant, name=template_name, version=document_version, at=0, body=_encode(new_head)
@@ -133,7 +133,7 @@ async def save_template(call: Call) -> api.Template:
         raise Refused(
             "stale_version", f"another request saved template {template_name!r} at the same moment; read it again"
         ) from None
-    return await get_template(call, template_name, version)
+    return await get_template(call, template_name, version_number)
 
 
 async def remove_template(call: Call) -> api.TemplateSummary:

@@ -49,7 +49,7 @@ class ListedTest(NamedTuple):
     """A test of an attempt. `flake` is set for a known flaky test, `is_timed` if its duration was reported."""
 
     job: str
-    attempt: int
+    attempt_index: int
     case: TestCase
     flake: Flake | None
     is_timed: bool = True
@@ -84,10 +84,10 @@ async def read_tests(call: Call) -> RunTests:
     totals, tests = await _read_reports(call, run, reporting_attempts)
     matching_tests = [test for test in tests if _matches(test, query)]
     matching_tests.sort(key=_SORT_KEYS[query.order])
-    page = matching_tests[start_index : start_index + query.limit]
-    earlier_runs = await _earlier_runs(call, run) if page else []
+    page_tests = matching_tests[start_index : start_index + query.limit]
+    earlier_runs = await _earlier_runs(call, run) if page_tests else []
     past_attempts = await _past_attempts(
-        call, earlier_runs, list(dict.fromkeys(test.job for test in page))[:MAX_PAST_JOBS]
+        call, earlier_runs, list(dict.fromkeys(test.job for test in page_tests))[:MAX_PAST_JOBS]
     )
     count_by_filter = dict.fromkeys(_FILTERS, 0)
     for test in tests:
@@ -97,7 +97,7 @@ async def read_tests(call: Call) -> RunTests:
         jobs=totals,
         match_count=len(matching_tests),
         counts=count_by_filter,
-        tests=[_run_test(test, earlier_runs, past_attempts) for test in page],
+        tests=[_run_test(test, earlier_runs, past_attempts) for test in page_tests],
         earlier=[
             EarlierRun(
                 id=earlier_run.id,
@@ -133,18 +133,19 @@ def _test_totals(attempt: Attempt) -> dict[str, Any]:
 async def _read_reports(
     call: Call, run: Run, reporting_attempts: Sequence[tuple[Job, Attempt]]
 ) -> tuple[list[ReportedTests], list[ListedTest]]:
+    """Return the totals of each attempt with test reports, and all tests. Only `MAX_JOBS` reports are read."""
     now = await call.app.store.now()
-    project = flaky.history_key(run)[0]
+    project_name = flaky.history_key(run)[0]
     totals: list[ReportedTests] = []
     tests: list[ListedTest] = []
-    for position, (job, attempt) in enumerate(reporting_attempts):
+    for plan_position, (job, attempt) in enumerate(reporting_attempts):
         job_name, lease = job.spec.name, last_lease(attempt)
         parsed_reports, flake_by_test = ParsedReports(), dict[str, Flake]()
-        if position >= MAX_JOBS:
+        if plan_position >= MAX_JOBS:
             parsed_reports = ParsedReports((), (f"the tests of {MAX_JOBS} jobs are listed at once; ask for one job",))
         elif lease is not None:
             parsed_reports = await call.app.test_reports.read(attempt, lease.number, call.app.blobs, call.app.disk)
-            history = await call.app.flaky.of_job(call.caller.tenant, project, job_name)
+            history = await call.app.flaky.of_job(call.caller.tenant, project_name, job_name)
             flake_by_test = flaky.flaky_tests(history, now)
         totals.append(_job_totals(job_name, attempt, parsed_reports))
         cases = parsed_reports.cases or _recorded_failures(attempt)
@@ -156,6 +157,7 @@ async def _read_reports(
 
 
 def _job_totals(job_name: str, attempt: Attempt, parsed_reports: ParsedReports) -> ReportedTests:
+    """Return the totals that the attempt's record has, and whether all of its tests could be read."""
     test_totals = _test_totals(attempt)
     test_count = test_totals.get("total", 0)
     return ReportedTests(
@@ -202,7 +204,7 @@ def _severity_key(test: ListedTest) -> tuple[int, float, str, str]:
 _SORT_KEYS: Final = {
     "worst": _severity_key,
     "slowest": lambda test: (-test.case.seconds, test.case.name, test.job),
-    "name": lambda test: (test.case.name, test.job, test.attempt),
+    "name": lambda test: (test.case.name, test.job, test.attempt_index),
 }
 
 
@@ -230,8 +232,10 @@ async def _past_attempts(call: Call, runs: Sequence[Run], job_names: Sequence[st
     store = call.app.store
     jobs = [record for record in (await store.find_all(job_ids) if job_ids else ()) if isinstance(record, Job)]
     attempt_ids = [attempt_id(job.id, job.attempts) for job in jobs if job.attempts]
-    attempts = await store.find_all(attempt_ids) if attempt_ids else []
-    return {(record.run_id, flaky.job_name(record)): record for record in attempts if isinstance(record, Attempt)}
+    attempt_records = await store.find_all(attempt_ids) if attempt_ids else []
+    return {
+        (record.run_id, flaky.job_name(record)): record for record in attempt_records if isinstance(record, Attempt)
+    }
 
 
 def _earlier_outcome(attempt: Attempt | None, test_name: str) -> EarlierOutcome:
@@ -242,12 +246,13 @@ def _earlier_outcome(attempt: Attempt | None, test_name: str) -> EarlierOutcome:
 
 
 def _run_test(
-    test: ListedTest, earlier_runs: Sequence[Run], past_attempts: Mapping[tuple[str, str], Attempt]
+    test: ListedTest, earlier_runs: Sequence[Run], past_attempt_by_key: Mapping[tuple[str, str], Attempt]
 ) -> RunTest:
+    """Return a test as the API shows it, with its outcomes in earlier runs."""
     case, flake = test.case, test.flake
     return RunTest(
         job=test.job,
-        attempt=test.attempt,
+        attempt=test.attempt_index,
         name=case.name,
         outcome=cast(TestOutcome, case.outcome),
         seconds=case.seconds if test.is_timed else None,
@@ -258,7 +263,8 @@ def _run_test(
         if flake is not None
         else None,
         history=[
-            _earlier_outcome(past_attempts.get((earlier_run.id, test.job)), case.name) for earlier_run in earlier_runs
+            _earlier_outcome(past_attempt_by_key.get((earlier_run.id, test.job)), case.name)
+            for earlier_run in earlier_runs
         ],
     )
 

@@ -63,11 +63,11 @@ async def remove_worker(call: Call) -> api.Worker:
     return removed_worker
 
 
-def _removal(call: Call, record: Worker) -> Command:
+def _removal(call: Call, worker_record: Worker) -> Command:
     """Return the command that removes a worker: GiveUp if it does not respond, else Shutdown."""
-    if worker.MACHINE.changes(record.state, worker.GiveUp):
-        return worker.GiveUp(id=record.id)
-    return worker.Shutdown(id=record.id, reason=worker.REMOVED, actor=call.actor)
+    if worker.MACHINE.changes(worker_record.state, worker.GiveUp):
+        return worker.GiveUp(id=worker_record.id)
+    return worker.Shutdown(id=worker_record.id, reason=worker.REMOVED, actor=call.actor)
 
 
 async def _load_latest(call: Call) -> tuple[Incarnation, Worker]:
@@ -89,20 +89,25 @@ async def _execute(call: Call, command: Command) -> api.Worker:
     return (await _serialize(call, [worker_record]))[0]
 
 
-async def _serialize(call: Call, records: Sequence[Worker]) -> list[api.Worker]:
+async def _serialize(call: Call, worker_records: Sequence[Worker]) -> list[api.Worker]:
     """Return the workers as the API shows them. Only the attempts of unresponsive ones are loaded."""
     fleet = call.app.fleet
-    task_ids = [id for worker_record in records if worker.is_unresponsive(worker_record) for id in worker_record.tasks]
-    attempts = await call.app.store.find_all(task_ids) if task_ids else []
-    lease_ends = {attempt.id: attempt.reassign_at for attempt in attempts if isinstance(attempt, Attempt)}
+    task_ids = [
+        attempt_id
+        for worker_record in worker_records
+        if worker.is_unresponsive(worker_record)
+        for attempt_id in worker_record.tasks
+    ]
+    attempt_records = await call.app.store.find_all(task_ids) if task_ids else []
+    lease_ends = {attempt.id: attempt.reassign_at for attempt in attempt_records if isinstance(attempt, Attempt)}
     return [
         serializers.worker(
             worker_record,
             fleet.last_seen_at(worker_record),
-            max((lease_ends.get(id, 0) for id in worker_record.tasks), default=0),
+            max((lease_ends.get(attempt_id, 0) for attempt_id in worker_record.tasks), default=0),
             is_missed=fleet.has_missed_checks(worker_record),
         )
-        for worker_record in records
+        for worker_record in worker_records
     ]
 
 

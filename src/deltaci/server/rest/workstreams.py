@@ -75,9 +75,14 @@ async def create_workstream(call: Call) -> JsonResponse:
     return await _response(call, workstream.id, is_repeat=False)
 
 
-async def _response(call: Call, id: str, *, is_repeat: bool) -> JsonResponse:
-    headers = {"Location": f"{ROOT}/workstreams/{id}", **({REPLAYED_HEADER: "true"} if is_repeat else {})}
-    return JsonResponse(value=await _workstream(call, id), status=200 if is_repeat else 201, headers=headers)
+async def _response(call: Call, workstream_id: str, *, is_repeat: bool) -> JsonResponse:
+    response_headers = {
+        "Location": f"{ROOT}/workstreams/{workstream_id}",
+        **({REPLAYED_HEADER: "true"} if is_repeat else {}),
+    }
+    return JsonResponse(
+        value=await _workstream(call, workstream_id), status=200 if is_repeat else 201, headers=response_headers
+    )
 
 
 def _parse_workstream(workstream_input: wire.WorkstreamInput) -> model.Workstream:
@@ -139,28 +144,32 @@ async def list_workstreams(call: Call) -> wire.WorkstreamPage:
     )
     page = await call.app.store.page(list_query)
     now = await call.app.store.now()
-    runs = [record for record in page.records if isinstance(record, Run)]
+    runs = [workstream_record for workstream_record in page.records if isinstance(workstream_record, Run)]
     progress_by_id = await load_progress(call.app.store, runs) if query.progress else {}
     queues = await _queues(call) if any(not is_over(run) for run in runs) and query.progress else ()
-    documents = records.WorkstreamRecords(call.app.store)
+    workstream_records = records.WorkstreamRecords(call.app.store)
     summaries = []
     for workstream_run in runs:
         summary_fields = _summary_fields(workstream_run, now)
         # The document has the repository's default branch, which is known only after planning.
         is_document_needed = query.progress or not summary_fields["base"]
-        record = await documents.find(call.caller.tenant, workstream_run.id) if is_document_needed else None
-        if record is not None:
-            summary_fields["base"] = summary_fields["base"] or record.base
+        workstream_record = (
+            await workstream_records.find(call.caller.tenant, workstream_run.id) if is_document_needed else None
+        )
+        if workstream_record is not None:
+            summary_fields["base"] = summary_fields["base"] or workstream_record.base
             summary_fields["progress"] = (
-                _progress(progress_by_id[workstream_run.id], record, queues) if query.progress else None
+                _progress(progress_by_id[workstream_run.id], workstream_record, queues) if query.progress else None
             )
         summaries.append(wire.WorkstreamSummary(**{"progress": None, **summary_fields}))
     return wire.WorkstreamPage(workstreams=summaries, next=encode_position(page.next))
 
 
-def _progress(tasks: TaskProgress, record: records.Workstream, queues: Sequence[QueueView]) -> wire.WorkstreamProgress:
-    stream = msgspec.convert(record.spec, model.Workstream)
-    return serialize_progress(tasks, record, _serialize_merge(stream, record, queues))
+def _progress(
+    tasks: TaskProgress, workstream_record: records.Workstream, queues: Sequence[QueueView]
+) -> wire.WorkstreamProgress:
+    stream = msgspec.convert(workstream_record.spec, model.Workstream)
+    return serialize_progress(tasks, workstream_record, _serialize_merge(stream, workstream_record, queues))
 
 
 async def _queues(call: Call) -> Sequence[QueueView]:
@@ -174,17 +183,17 @@ async def read_workstream(call: Call) -> wire.Workstream:
 
 async def _workstream(call: Call, workstream_id: str) -> wire.Workstream:
     run_records = await get_workstream_records(call, workstream_id)
-    record = await records.WorkstreamRecords(call.app.store).find(call.caller.tenant, workstream_id)
-    if record is None:
+    workstream_record = await records.WorkstreamRecords(call.app.store).find(call.caller.tenant, workstream_id)
+    if workstream_record is None:
         raise not_found("workstream", workstream_id)
     queues = () if is_over(run_records.run) else await _queues(call)
-    return _serialize(run_records, record, queues, await call.app.store.now())
+    return _serialize(run_records, workstream_record, queues, await call.app.store.now())
 
 
 async def list_merge_queues(call: Call) -> wire.MergeQueues:
     """Return the merge queues of the tenant or of a project, ordered by project and branch."""
-    project = call.query.project
-    queues = [queue for queue in await _queues(call) if project is None or queue.project == project]
+    project_name = call.query.project
+    queues = [queue for queue in await _queues(call) if project_name is None or queue.project == project_name]
     return wire.MergeQueues(
         queues=[_serialize_queue(queue) for queue in sorted(queues, key=lambda queue: (queue.project, queue.base))]
     )
@@ -215,9 +224,9 @@ def _summary_fields(run_record: Run, now: int) -> dict[str, Any]:
 
 
 def _serialize(
-    run_records: RunRecords, record: records.Workstream, queues: Sequence[QueueView], now: int
+    run_records: RunRecords, workstream_record: records.Workstream, queues: Sequence[QueueView], now: int
 ) -> wire.Workstream:
-    stream = msgspec.convert(record.spec, model.Workstream)
+    stream = msgspec.convert(workstream_record.spec, model.Workstream)
     jobs_by_name = {job.spec.name: job for job in run_records.jobs}
     task_names_by_stage = task_levels(stream)
     stage_by_task = {
@@ -225,32 +234,40 @@ def _serialize(
         for stage_number, task_names in enumerate(task_names_by_stage, 1)
         for task_name in task_names
     }
-    integrated_by_task = {integrated_task.task: integrated_task for integrated_task in record.joined}
+    integrated_by_task = {integrated_task.task: integrated_task for integrated_task in workstream_record.joined}
     tasks = [
         _serialize_task(
-            task, stage_by_task[task.name], jobs_by_name, run_records, integrated_by_task.get(task.name), record, now
+            task,
+            stage_by_task[task.name],
+            jobs_by_name,
+            run_records,
+            integrated_by_task.get(task.name),
+            workstream_record,
+            now,
         )
         for task in stream.tasks
     ]
     states = [(task_state(job), job.spec.is_required) for job in run_records.jobs]
     summary_fields = _summary_fields(run_records.run, now)
-    merge = _serialize_merge(stream, record, queues)
+    merge = _serialize_merge(stream, workstream_record, queues)
     job_progress = progress(run_records.jobs)
     last_attempts = run_records.attempts.get(job_progress.failed.id, [])[-1:] if job_progress.failed is not None else []
     return wire.Workstream(
         **{
             **summary_fields,
-            "project": record.project or summary_fields["project"],
-            "base": record.base or summary_fields["base"],
+            "project": workstream_record.project or summary_fields["project"],
+            "base": workstream_record.base or summary_fields["base"],
         },
-        progress=serialize_progress(TaskProgress(job_progress, next(iter(last_attempts), None)), record, merge),
+        progress=serialize_progress(
+            TaskProgress(job_progress, next(iter(last_attempts), None)), workstream_record, merge
+        ),
         derived_state=derive_workstream_state(states) if states else summary_fields["state"],
-        base_commit=record.base_commit,
-        branch=record.branch,
-        tip=record.tip,
+        base_commit=workstream_record.base_commit,
+        branch=workstream_record.branch,
+        tip=workstream_record.tip,
         worktree_path=""
         if may_discard_workspace(run_records.run)
-        else record.place or next((task.worktree_path for task in tasks if task.worktree_path), ""),
+        else workstream_record.place or next((task.worktree_path for task in tasks if task.worktree_path), ""),
         stages=[list(stage_task_names) for stage_task_names in task_names_by_stage],
         tasks=tasks,
         counts=dict(sorted(Counter(task.state for task in tasks if task.state).items())),
@@ -264,7 +281,7 @@ def _serialize_task(
     jobs_by_name: Mapping[str, Job],
     run_records: RunRecords,
     integrated_task: records.IntegratedTask | None,
-    record: records.Workstream,
+    workstream_record: records.Workstream,
     now: int,
 ) -> wire.WorkstreamTask:
     job = jobs_by_name.get(task.name)
@@ -299,7 +316,7 @@ def _serialize_task(
         completed_at=to_optional_datetime(job.completed_at),
         seconds=_seconds(job.started_at, job.completed_at, now),
         last_error=failure(job.last_error),
-        failed_rules=failed_rules([*rule_results(last_attempts), *record.verdicts.get(task.name, ())]),
+        failed_rules=failed_rules([*rule_results(last_attempts), *workstream_record.verdicts.get(task.name, ())]),
         worktree_path="" if may_discard_workspace(run_records.run) else str(report(last_attempts).get("place", "")),
     )
 
@@ -324,13 +341,13 @@ def _serialize_commits(integrated_task: records.IntegratedTask | None) -> wire.T
 
 
 def _serialize_merge(
-    stream: model.Workstream, record: records.Workstream, queues: Sequence[QueueView]
+    stream: model.Workstream, workstream_record: records.Workstream, queues: Sequence[QueueView]
 ) -> wire.WorkstreamMerge:
     positioned_entries = [
         (position, (entry, next((batch for batch in queue.batches if batch.number == entry.batch), None), queue))
         for queue in queues
         for position, entry in enumerate(queue.entries, 1)
-        if entry.id == record.id
+        if entry.id == workstream_record.id
     ]
     position, (entry, batch, queue) = positioned_entries[0] if positioned_entries else (0, (None, None, None))
     return wire.WorkstreamMerge(
@@ -347,10 +364,10 @@ def _serialize_merge(
             ),
             "",
         ),
-        tested_with=[member for member in batch.members if member != record.id] if batch is not None else [],
-        commit=record.merged_as,
-        problem=record.problem,
-        failed_rules=failed_rules(record.verdicts.get("", ())),
+        tested_with=[member for member in batch.members if member != workstream_record.id] if batch is not None else [],
+        commit=workstream_record.merged_as,
+        problem=workstream_record.problem,
+        failed_rules=failed_rules(workstream_record.verdicts.get("", ())),
     )
 
 

@@ -88,9 +88,9 @@ class _Node:
 
 
 def _build_tree() -> _Node:
-    root = _Node()
+    root_node = _Node()
     for route in ROUTES:
-        node = root
+        node = root_node
         for segment in route.path.strip("/").split("/"):
             if segment.endswith("*}"):
                 node.remainders[route.method] = route
@@ -102,7 +102,7 @@ def _build_tree() -> _Node:
                 node = node.literals.setdefault(segment, _Node())
         else:
             node.routes[route.method] = route
-    return root
+    return root_node
 
 
 _TREE: Final = _build_tree()
@@ -111,30 +111,32 @@ _PARAMETER_NAMES: Final = {route.id: route.path_parameters for route in ROUTES}
 _DECODERS: Final = {route.id: wire.decoder(route.body) for route in ROUTES if route.body is not None}
 
 
-def _matches(path: str) -> dict[str, tuple[Route, list[str]]]:
+def _matches(url_path: str) -> dict[str, tuple[Route, list[str]]]:
     """Return the routes that match a path, by method, each with the values of its path parameters."""
     match_by_method: dict[str, tuple[Route, list[str]]] = {}
-    _add_matches(_TREE, path.split("/")[1:], [], match_by_method)
+    _add_matches(_TREE, url_path.split("/")[1:], [], match_by_method)
     return match_by_method
 
 
 def _add_matches(
-    node: _Node, segments: list[str], values: list[str], match_by_method: dict[str, tuple[Route, list[str]]]
+    node: _Node, segments: list[str], parameter_values: list[str], match_by_method: dict[str, tuple[Route, list[str]]]
 ) -> None:
-    """Add to `match_by_method` the routes below `node` that match the segments. `values` are the parameters so far.
+    """Add to `match_by_method` the routes below `node` that match the segments.
+
+    `parameter_values` are the parameters so far.
 
     A literal segment takes precedence over a parameter, for all methods alike.
     """
     if not segments:
-        match_by_method.update({method: (route, values) for method, route in node.routes.items()})
+        match_by_method.update({method: (route, parameter_values) for method, route in node.routes.items()})
         return
     if (literal := node.literals.get(segments[0])) is not None:
-        _add_matches(literal, segments[1:], values, match_by_method)
+        _add_matches(literal, segments[1:], parameter_values, match_by_method)
     if not match_by_method and node.parameter is not None:
-        _add_matches(node.parameter, segments[1:], [*values, segments[0]], match_by_method)
+        _add_matches(node.parameter, segments[1:], [*parameter_values, segments[0]], match_by_method)
     if not match_by_method:
         match_by_method.update(
-            {method: (route, [*values, "/".join(segments)]) for method, route in node.remainders.items()}
+            {method: (route, [*parameter_values, "/".join(segments)]) for method, route in node.remainders.items()}
         )
 
 
@@ -164,8 +166,10 @@ class ApiApp:
         if isinstance(response, StreamingResponse):
             await response.send(send)
             return
-        headers = {REQUEST_ID_HEADER: request_id, **response.headers}
-        await _send_response(send, response.status or 200, wire.encode(response.value), "application/json", headers)
+        response_headers = {REQUEST_ID_HEADER: request_id, **response.headers}
+        await _send_response(
+            send, response.status or 200, wire.encode(response.value), "application/json", response_headers
+        )
 
     async def call_handler(
         self,
@@ -262,20 +266,20 @@ def _path_parameters(route: Route, parameter_values: list[str]) -> dict[str, Any
     return path_params
 
 
-def _parse_query(route: Route, query: bytes) -> Any:
+def _parse_query(route: Route, query_string: bytes) -> Any:
     if route.query is None:
         return None
     try:
-        return query_parameters.parse_query(query, route.query)
+        return query_parameters.parse_query(query_string, route.query)
     except msgspec.ValidationError as error:
         raise msgspec.ValidationError(explain_error(error, route.query)) from None
 
 
-def _convert_fields(fields: Mapping[str, Any], schema: type[RequestSchema] | None) -> Any:
+def _convert_fields(value_by_field: Mapping[str, Any], schema: type[RequestSchema] | None) -> Any:
     if schema is None:
         return None
     try:
-        return msgspec.convert(fields, schema)
+        return msgspec.convert(value_by_field, schema)
     except msgspec.ValidationError as error:
         raise msgspec.ValidationError(explain_error(error, schema)) from None
 
@@ -293,9 +297,9 @@ async def _decode_body(route: Route, request: Request) -> Any:
         raise msgspec.ValidationError(explain_error(error, route.body)) from None
 
 
-def allowed_methods(path: str) -> list[str]:
+def allowed_methods(url_path: str) -> list[str]:
     """Return the methods for which this path of the API has a route."""
-    return list(_matches(path.removeprefix(ROOT)))
+    return list(_matches(url_path.removeprefix(ROOT)))
 
 
 async def _send_problem(send: Send, request_id: str, error: HttpError) -> None:
@@ -313,15 +317,15 @@ async def _send_problem(send: Send, request_id: str, error: HttpError) -> None:
         request_id=request_id,
         detail=message,
     )
-    headers = {REQUEST_ID_HEADER: request_id, **error_headers}
+    response_headers = {REQUEST_ID_HEADER: request_id, **error_headers}
     with suppress(ConnectionError):
-        await _send_response(send, refusal.status, wire.encode(problem), "application/problem+json", headers)
+        await _send_response(send, refusal.status, wire.encode(problem), "application/problem+json", response_headers)
 
 
 async def _send_response(
-    send: Send, status: int, body: bytes, content_type: str, extra_headers: Mapping[str, str]
+    send: Send, http_status: int, body: bytes, content_type: str, extra_headers: Mapping[str, str]
 ) -> None:
-    headers = [
+    response_headers = [
         (b"content-type", content_type.encode()),
         (b"content-length", str(len(body)).encode()),
         (b"cache-control", b"no-store"),
@@ -331,5 +335,5 @@ async def _send_response(
             for header_name, header_value in extra_headers.items()
         ),
     ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.start", "status": http_status, "headers": response_headers})
     await send({"type": "http.response.body", "body": body})

@@ -20,8 +20,8 @@ class TtlCache(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """Return the cached value, or None if there is none or it has expired."""
-        entry = self._entries.get(key)
-        return entry[1] if entry is not None and entry[0] > self._clock() else None
+        expiry_and_value = self._entries.get(key)
+        return expiry_and_value[1] if expiry_and_value is not None and expiry_and_value[0] > self._clock() else None
 
     def put(self, key: K, value: V) -> V:
         """Cache a value and return it."""
@@ -30,13 +30,13 @@ class TtlCache(Generic[K, V]):
         self._entries[key] = (self._clock() + self._ttl_seconds, value)
         return value
 
-    def update(self, key: K, change: Callable[[V], V]) -> None:
+    def update(self, key: K, change_value: Callable[[V], V]) -> None:
         """Replace the cached value of a key, if there is one, by `change(value)`.
 
         It expires at the same time as before.
         """
-        if (entry := self._entries.get(key)) is not None:
-            self._entries[key] = (entry[0], change(entry[1]))
+        if (expiry_and_value := self._entries.get(key)) is not None:
+            self._entries[key] = (expiry_and_value[0], change_value(expiry_and_value[1]))
 
     def discard(self, key: K) -> None:
         """Remove the value of a key, so that the next reader reads it from the store."""

@@ -17,10 +17,10 @@ def decode_position(cursor: str) -> ListPosition | None:
     """Return the position of a cursor, or None for an empty cursor. Raise Refused if it is malformed."""
     if not cursor:
         return None
-    created_at, _, id = decode_cursor(cursor).partition(" ")
-    if not (created_at.isascii() and created_at.isdecimal()) or len(created_at) > 18 or not id:
+    created_at, _, record_id = decode_cursor(cursor).partition(" ")
+    if not (created_at.isascii() and created_at.isdecimal()) or len(created_at) > 18 or not record_id:
         raise _invalid_cursor(cursor)
-    return ListPosition(int(created_at), id)
+    return ListPosition(int(created_at), record_id)
 
 
 def encode_cursor(cursor_text: str) -> str:

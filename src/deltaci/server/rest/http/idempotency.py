@@ -41,7 +41,7 @@ class IdempotentRequest:
         self.id = f"r{_digest(caller.tenant.encode(), owner.encode(), self.key.encode())}"
         self.fingerprint = _digest(request_content)
 
-    def new_run(self, **fields: Any) -> Run:
+    def new_run(self, **run_fields: Any) -> Run:
         """Return a new run record with the id, caller and fingerprint of this request, and with these fields."""
         caller = self._call.caller
         return Run(
@@ -50,7 +50,7 @@ class IdempotentRequest:
             tenant=caller.tenant,
             started_by=caller.person,
             request_fingerprint=self.fingerprint,
-            **fields,
+            **run_fields,
         )
 
     async def find_existing(self) -> Run | None:
@@ -81,8 +81,8 @@ def _idempotency_key(call: Call) -> str:
     return request_key
 
 
-def _digest(*parts: bytes) -> str:
+def _digest(*digested_parts: bytes) -> str:
     combined_hash = blake2b(digest_size=ID_BYTES)
-    for part in parts:
+    for part in digested_parts:
         combined_hash.update(len(part).to_bytes(4, "big") + part)
     return combined_hash.hexdigest()

@@ -35,32 +35,36 @@ async def get_workstream(call: Call) -> Run:
     return _check_run(call, workstream_id, await call.app.store.find(workstream_id), is_workstream=True)
 
 
-def _check_run(call: Call, id: str, stored: Record | None, *, is_workstream: bool = False) -> Run:
+def _check_run(call: Call, run_id: str, stored_record: Record | None, *, is_workstream: bool = False) -> Run:
     kind = "workstream" if is_workstream else "run"
-    record = check_owner(call, stored, kind, id)
+    record = check_owner(call, stored_record, kind, run_id)
     if not isinstance(record, Run) or (is_workstream and not record.origin.workstream):
-        raise not_found(kind, id)
+        raise not_found(kind, run_id)
     return record
 
 
-async def get_run_records(call: Call, limit: int | None = None) -> RunRecords:
-    """Return the run in the path with all its jobs, and the attempts of its first `limit` jobs."""
-    return await call.app.store.read(lambda: _load_run_records(call, str(call.params["run"]), limit))
+async def get_run_records(call: Call, max_jobs: int | None = None) -> RunRecords:
+    """Return the run in the path with all its jobs, and the attempts of its first `max_jobs` jobs."""
+    return await call.app.store.read(lambda: _load_run_records(call, str(call.params["run"]), max_jobs))
 
 
-async def get_workstream_records(call: Call, id: str) -> RunRecords:
+async def get_workstream_records(call: Call, workstream_id: str) -> RunRecords:
     """Return the run of a workstream with its jobs and attempts. Raise Refused like `get_run`."""
-    return await call.app.store.read(lambda: _load_run_records(call, id, None, is_workstream=True))
+    return await call.app.store.read(lambda: _load_run_records(call, workstream_id, None, is_workstream=True))
 
 
 def _load_run_records(
-    call: Call, id: str, limit: int | None, *, is_workstream: bool = False
+    call: Call, run_id: str, max_jobs: int | None, *, is_workstream: bool = False
 ) -> ReadTransaction[RunRecords]:
-    stored_runs = yield Load((id,))
+    """Read a run with all its jobs, and the attempts of its first `max_jobs` jobs.
+
+    Raise Refused if there is no such run.
+    """
+    stored_runs = yield Load((run_id,))
     # Checked before anything else is read: the response time must not reveal that another tenant has this run.
-    run = _check_run(call, id, stored_runs[0].record if stored_runs else None, is_workstream=is_workstream)
-    jobs = _in_plan_order((yield from load_all_jobs(id)))
-    attempt_ids = _attempt_ids(jobs[:limit])
+    run = _check_run(call, run_id, stored_runs[0].record if stored_runs else None, is_workstream=is_workstream)
+    jobs = _in_plan_order((yield from load_all_jobs(run_id)))
+    attempt_ids = _attempt_ids(jobs[:max_jobs])
     stored_attempts = (yield Load(attempt_ids)) if attempt_ids else []
     return RunRecords(run, jobs, _attempts_by_job(stored_runs.record for stored_runs in stored_attempts))
 
@@ -76,10 +80,12 @@ async def get_job(call: Call) -> Job:
 
 async def get_attempt(call: Call) -> Attempt:
     """Return the attempt in the path. Raise Refused if it does not exist or belongs to another tenant."""
-    job, index = await get_job(call), int(call.params["index"])
-    record = check_owner(call, await call.app.store.find(attempt_id(job.id, index)), "attempt", str(index))
+    job, attempt_index = await get_job(call), int(call.params["index"])
+    record = check_owner(
+        call, await call.app.store.find(attempt_id(job.id, attempt_index)), "attempt", str(attempt_index)
+    )
     if not isinstance(record, Attempt):
-        raise not_found("attempt", str(index))
+        raise not_found("attempt", str(attempt_index))
     return record
 
 
@@ -105,7 +111,7 @@ async def get_attempts(call: Call, jobs: Iterable[Job]) -> dict[str, list[Attemp
 
 
 def _attempt_ids(jobs: Iterable[Job]) -> tuple[str, ...]:
-    return tuple(attempt_id(job.id, index + 1) for job in jobs for index in range(job.attempts))
+    return tuple(attempt_id(job.id, attempt_number + 1) for job in jobs for attempt_number in range(job.attempts))
 
 
 def _attempts_by_job(records: Iterable[Record]) -> dict[str, list[Attempt]]:

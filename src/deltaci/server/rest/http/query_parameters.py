@@ -24,20 +24,20 @@ _BOOLEANS: Final = {"true": True, "false": False}
 Query = TypeVar("Query", bound=RequestSchema)
 
 
-def parse_query(query: bytes, query_type: type[Query]) -> Query:
+def parse_query(query_string: bytes, query_type: type[Query]) -> Query:
     """Parse a query string into this type. Raise Refused if a parameter that is not a list is repeated."""
     default_by_name = _defaults(query_type)
     value_by_name: dict[str, Any] = {}
-    for parameter_name, value_text in _pairs(query):
-        default = default_by_name.get(parameter_name)
-        if default is msgspec.NODEFAULT:  # Only lists have a default factory.
+    for parameter_name, value_text in _pairs(query_string):
+        default_value = default_by_name.get(parameter_name)
+        if default_value is msgspec.NODEFAULT:  # Only lists have a default factory.
             value_by_name.setdefault(parameter_name, []).append(value_text)
         elif parameter_name in value_by_name:
             raise Refused("bad_request", f"{parameter_name[:MAX_QUOTED_CHARS]!r} is given twice in the query")
-        elif isinstance(default, bool):
+        elif isinstance(default_value, bool):
             value_by_name[parameter_name] = _BOOLEANS.get(value_text, value_text)
         else:
-            value_by_name[parameter_name] = parse_number(value_text) if isinstance(default, int) else value_text
+            value_by_name[parameter_name] = parse_number(value_text) if isinstance(default_value, int) else value_text
     return msgspec.convert(value_by_name, query_type)
 
 
@@ -55,8 +55,10 @@ def _defaults(query_type: type[RequestSchema]) -> dict[str, Any]:
     return {field.name: field.default for field in msgspec.structs.fields(query_type)}
 
 
-def _pairs(query: bytes) -> list[tuple[str, str]]:
+def _pairs(query_string: bytes) -> list[tuple[str, str]]:
     try:
-        return parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
+        return parse_qsl(
+            query_string.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS
+        )
     except ValueError as error:
         raise Refused("bad_request", f"the query cannot be decoded: {error}") from None

@@ -16,9 +16,11 @@ _RANGE: Final = re.compile(r"bytes=[ \t]*([0-9]*)-([0-9]*)[ \t]*", re.IGNORECASE
 class BadRange(Refused):
     """The file of `size` bytes has no byte in the requested range."""
 
-    def __init__(self, size: int) -> None:
-        super().__init__("bad_range", f"the range is outside the {size} bytes of the file; request bytes within it")
-        self.size = size
+    def __init__(self, file_size: int) -> None:
+        super().__init__(
+            "bad_range", f"the range is outside the {file_size} bytes of the file; request bytes within it"
+        )
+        self.size = file_size
 
 
 class ByteRange(msgspec.Struct, frozen=True):
@@ -46,34 +48,34 @@ class ByteRange(msgspec.Struct, frozen=True):
         return headers
 
 
-def requested_range(header: str, size: int) -> ByteRange:
+def requested_range(range_header: str, file_size: int) -> ByteRange:
     """Return the range in a Range header.
 
     Return the whole file for a malformed header or several ranges. Raise BadRange if the file has no byte in the range.
     """
-    whole_file = ByteRange(0, size, size, False)
-    range_match = _RANGE.fullmatch(header)
+    whole_file = ByteRange(0, file_size, file_size, False)
+    range_match = _RANGE.fullmatch(range_header)
     if range_match is None or not (range_match[1] or range_match[2]):
         return whole_file
     if not range_match[1]:
         suffix_length = _number(range_match[2])
         if not suffix_length:
-            raise BadRange(size)
-        return ByteRange(max(0, size - suffix_length), size, size, True) if size else whole_file
-    first_byte, last_byte = _number(range_match[1]), _number(range_match[2]) if range_match[2] else size
+            raise BadRange(file_size)
+        return ByteRange(max(0, file_size - suffix_length), file_size, file_size, True) if file_size else whole_file
+    first_byte, last_byte = _number(range_match[1]), _number(range_match[2]) if range_match[2] else file_size
     if range_match[2] and last_byte < first_byte:
         return whole_file
-    if first_byte >= size:
-        raise BadRange(size)
-    return ByteRange(first_byte, min(last_byte + 1, size), size, True)
+    if first_byte >= file_size:
+        raise BadRange(file_size)
+    return ByteRange(first_byte, min(last_byte + 1, file_size), file_size, True)
 
 
-def requested_start(header: str, size: int) -> int:
+def requested_start(range_header: str, file_size: int) -> int:
     """Return the first byte of the range in a Range header, for a file that still grows: its present end is allowed."""
-    range_match = _RANGE.fullmatch(header)
-    if range_match is not None and range_match[1] and not range_match[2] and _number(range_match[1]) == size:
-        return size
-    return requested_range(header, size).start
+    range_match = _RANGE.fullmatch(range_header)
+    if range_match is not None and range_match[1] and not range_match[2] and _number(range_match[1]) == file_size:
+        return file_size
+    return requested_range(range_header, file_size).start
 
 
 def _number(digits: str) -> int:

@@ -117,17 +117,17 @@ class JsonResponse(msgspec.Struct, frozen=True, kw_only=True):
 Handler = Callable[[Call], Awaitable[Any]]
 
 
-def not_found(kind: str, id: str) -> Refused:
+def not_found(kind: str, object_id: str) -> Refused:
     """Return the error for an object that does not exist or belongs to another tenant."""
-    return Refused("not_found", f"there is no {kind} {id[:200]!r}")
+    return Refused("not_found", f"there is no {kind} {object_id[:200]!r}")
 
 
-def check_owner(call: Call, record: Record | None, kind: str, id: str) -> Record:
+def check_owner(call: Call, record: Record | None, kind: str, object_id: str) -> Record:
     """Return the record. Raise `not_found` if it is None or belongs to another tenant.
 
     A record that this version of the server cannot decode raises its own error.
     """
     if record is None or record.tenant != call.caller.tenant:
         refusal = unreadable_refusal(record)
-        raise refusal if refusal is not None else not_found(kind, id)
+        raise refusal if refusal is not None else not_found(kind, object_id)
     return record

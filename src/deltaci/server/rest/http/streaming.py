@@ -116,10 +116,10 @@ async def write_range(
         offset += len(chunk)
 
 
-def content_disposition(name: str) -> str:
+def content_disposition(file_name: str) -> str:
     """Return a Content-Disposition header (RFC 6266) that saves a file under this name.
 
     `filename` has only safe ASCII characters, for old clients; `filename*` has the exact name.
     """
-    ascii_name = _UNSAFE.sub("_", name)
-    return f"attachment; filename=\"{ascii_name}\"; filename*=UTF-8''{quote(name, safe='')}"
+    ascii_name = _UNSAFE.sub("_", file_name)
+    return f"attachment; filename=\"{ascii_name}\"; filename*=UTF-8''{quote(file_name, safe='')}"

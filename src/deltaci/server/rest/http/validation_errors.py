@@ -22,27 +22,27 @@ def explain(error: msgspec.ValidationError, expected_type: Any) -> str:
     """Return the error's message, completed by the allowed values or by the field name that was probably meant."""
     error_text = str(error)
     path_match = _PATH.match(error_text)
-    message, path = (path_match["message"], path_match["path"]) if path_match else (error_text, "$")
-    expected_types = list(_types_at(expected_type, path))
+    message, json_path = (path_match["message"], path_match["path"]) if path_match else (error_text, "$")
+    expected_types = list(_types_at(expected_type, json_path))
     unknown_field = _UNKNOWN.search(message)
     if unknown_field is not None:
         field_names = [field_name for annotation in expected_types for field_name in _field_types(annotation)]
         return f"{error_text}{_format_suggestion(unknown_field[1], field_names)}" if field_names else error_text
     if message.startswith("Invalid enum value"):
         allowed_values = [
-            str(value)
+            str(allowed_value)
             for annotation in expected_types
             if get_origin(annotation) is Literal
-            for value in get_args(annotation)
+            for allowed_value in get_args(annotation)
         ]
         return f"{error_text}; expected {_join(sorted(allowed_values))}" if allowed_values else error_text
     return error_text
 
 
-def _types_at(root: Any, path: str) -> Iterator[Any]:
-    """Yield every type that is allowed at a path below the type `root`."""
-    type_annotations = [root]
-    for path_part in _PART.finditer(path):
+def _types_at(root_type: Any, json_path: str) -> Iterator[Any]:
+    """Yield every type that is allowed at a path below the type `root_type`."""
+    type_annotations = [root_type]
+    for path_part in _PART.finditer(json_path):
         type_annotations = [
             inner_type
             for annotation in type_annotations
@@ -84,9 +84,9 @@ def _field_types(annotation: Any) -> dict[str, Any]:
     return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(annotation)}
 
 
-def _format_suggestion(unknown_name: str, names: list[str]) -> str:
-    nearest_name = nearest(unknown_name, names)
-    return f"; did you mean {nearest_name!r}?" if nearest_name else f"; expected {_join(sorted(set(names)))}"
+def _format_suggestion(unknown_name: str, valid_names: list[str]) -> str:
+    nearest_name = nearest(unknown_name, valid_names)
+    return f"; did you mean {nearest_name!r}?" if nearest_name else f"; expected {_join(sorted(set(valid_names)))}"
 
 
 def _join(values: list[str]) -> str:

@@ -56,9 +56,9 @@ class Channel:
 
     __slots__ = ("_chunks", "_frames", "key", "since", "subscriptions")
 
-    def __init__(self, key: tuple[str, str], since: int | None) -> None:
-        self.key = key
-        self.since = since  # None: unknown, because the server has not read any events yet.
+    def __init__(self, tenant_and_run_id: tuple[str, str], buffered_since: int | None) -> None:
+        self.key = tenant_and_run_id
+        self.since = buffered_since  # None: unknown, because the server has not read any events yet.
         self.subscriptions: dict[Subscription, None] = {}
         self._frames: deque[Frame] = deque()
         self._chunks: dict[int, Chunk] = {}
@@ -121,17 +121,17 @@ class Chunk:
 
     __slots__ = ("encoded", "has_last", "seq")
 
-    def __init__(self, frames: Sequence[Frame], after: int) -> None:
+    def __init__(self, frames: Sequence[Frame], after_seq: int) -> None:
         self.encoded = b"".join([frame.encoded for frame in frames])
-        self.seq = frames[-1].seq if frames else after
+        self.seq = frames[-1].seq if frames else after_seq
         self.has_last = any(frame.is_last for frame in frames)
 
 
 class Subscription:
     """The position of one client in a channel. `wait` suspends the client's task until `wake` is called."""
 
-    def __init__(self, streams: EventStreams, channel: Channel, after: int) -> None:
-        self.seq = after
+    def __init__(self, streams: EventStreams, channel: Channel, after_seq: int) -> None:
+        self.seq = after_seq
         self.has_last = False  # True after the event that ends the run was returned.
         self.due_at = inf  # Loop time at which `wait` returns even without new events, up to TICK_SECONDS later.
         self._streams = streams
@@ -160,8 +160,8 @@ class Subscription:
 
         Return None if older events must be read from the store first, with `next_frames`.
         """
-        since = self._channel.since
-        if since is None or self.seq < since:
+        buffered_since = self._channel.since
+        if buffered_since is None or self.seq < buffered_since:
             return None
         chunk = self._channel.chunk_after(self.seq)
         self.seq = chunk.seq
@@ -176,14 +176,14 @@ class Subscription:
     async def next_frames(self) -> list[Frame]:
         """Return the next events, from the store or from the buffer; empty if there are none."""
         while True:
-            since = await self._streams.buffered_since(self._channel)
-            if self.seq >= since:
+            buffered_since = await self._streams.buffered_since(self._channel)
+            if self.seq >= buffered_since:
                 frames = self._channel.after(self.seq)
             else:
                 frames, is_complete = await self._read()
                 # The store has no more events up to `since`, so continue with the buffer.
-                if is_complete and self.seq < since:
-                    self.seq = since
+                if is_complete and self.seq < buffered_since:
+                    self.seq = buffered_since
                 if not frames and not is_complete:
                     continue
             if frames:
@@ -215,10 +215,10 @@ class Subscription:
     async def _read(self) -> tuple[list[Frame], bool]:
         """Return the next page of events from the store, and whether it is the last one."""
         tenant, run_id = self._channel.key
-        page = await self._streams.read(self.seq, run_id)
-        if page:
-            self.seq = page[-1].seq
-        return [Frame(event) for event in page if event.tenant == tenant], len(page) < PAGE_SIZE
+        events = await self._streams.read(self.seq, run_id)
+        if events:
+            self.seq = events[-1].seq
+        return [Frame(event) for event in events if event.tenant == tenant], len(events) < PAGE_SIZE
 
 
 class EventStreams:
@@ -231,7 +231,7 @@ class EventStreams:
         self._eviction_order: deque[tuple[Channel, int]] = deque()
         self._buffered_bytes = 0
         self._count_by_tenant: dict[str, int] = {}
-        self.count = 0
+        self.subscription_count = 0
         self._read_permits = asyncio.Semaphore(MAX_READERS)
         self._ticker: asyncio.TimerHandle | None = None
         self.is_closed = False
@@ -269,22 +269,22 @@ class EventStreams:
                 subscription.wake()
 
     @contextmanager
-    def subscribe(self, tenant: str, after: int, run_id: str = "") -> Iterator[Subscription]:
-        """Subscribe to the events after the seq `after`, of a run or, without `run_id`, of a tenant."""
+    def subscribe(self, tenant: str, after_seq: int, run_id: str = "") -> Iterator[Subscription]:
+        """Subscribe to the events after the seq `after_seq`, of a run or, without `run_id`, of a tenant."""
         channel_key = (tenant, run_id)
         channel = self.channels.get(channel_key)
         if channel is None:
             channel = self.channels[channel_key] = Channel(channel_key, self._last_seq)
-        subscription = Subscription(self, channel, after)
+        subscription = Subscription(self, channel, after_seq)
         channel.subscriptions[subscription] = None
-        self.count += 1
+        self.subscription_count += 1
         self._count_by_tenant[tenant] = self._count_by_tenant.get(tenant, 0) + 1
         if self._ticker is None:
             self._tick()
         try:
             yield subscription
         finally:
-            self.count -= 1
+            self.subscription_count -= 1
             self._count_by_tenant[tenant] -= 1
             if not self._count_by_tenant[tenant]:
                 del self._count_by_tenant[tenant]
@@ -297,10 +297,10 @@ class EventStreams:
         """Raise Overloaded if this server cannot serve one more stream of the tenant."""
         if self.is_closed:
             raise Overloaded("the server is about to stop; connect again")
-        if self.count >= MAX_STREAMS or self._count_by_tenant.get(tenant, 0) >= MAX_STREAMS_PER_TENANT:
+        if self.subscription_count >= MAX_STREAMS or self._count_by_tenant.get(tenant, 0) >= MAX_STREAMS_PER_TENANT:
             raise Overloaded(
-                f"this server has {self.count} open streams, {self._count_by_tenant.get(tenant, 0)} of them of this "
-                "tenant; close one, or try again later"
+                f"this server has {self.subscription_count} open streams, "
+                f"{self._count_by_tenant.get(tenant, 0)} of them of this tenant; close one, or try again later"
             )
 
     async def check_seq(self, seq: int) -> None:
@@ -318,10 +318,10 @@ class EventStreams:
                 channel.since = last_seq
         return channel.since
 
-    async def read(self, after: int, run_id: str) -> list[Event]:
-        """Return the page of the log after the seq `after` from the store, of one run or, for "", of all runs."""
+    async def read(self, after_seq: int, run_id: str) -> list[Event]:
+        """Return the page of the log after the seq `after_seq` from the store, of one run or, for "", of all runs."""
         async with self._read_permits:
-            return await self._store.events(after, PAGE_SIZE, run_id=run_id)
+            return await self._store.events(after_seq, PAGE_SIZE, run_id=run_id)
 
     def _tick(self) -> None:
         """Wake the subscriptions that are due. One timer serves all: each event would restart a timer per client."""
@@ -332,7 +332,7 @@ class EventStreams:
             for subscription in channel.subscriptions:
                 if subscription.due_at <= now:
                     subscription.wake()
-        self._ticker = loop.call_later(TICK_SECONDS, self._tick) if self.count else None
+        self._ticker = loop.call_later(TICK_SECONDS, self._tick) if self.subscription_count else None
 
     def _buffer(self, channel: Channel, frame: Frame) -> None:
         """Buffer an event; above MAX_BUFFERED_BYTES, drop the oldest events of all channels."""

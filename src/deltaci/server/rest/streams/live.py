@@ -101,12 +101,13 @@ def _last_event_id(call: Call) -> int | None:
 
 
 async def _event_stream(call: Call, last_event_id: int | None, run_id: str, *, is_run_over: bool) -> EventStream:
+    """Return the stream of events after the requested seq. Raise Refused if there are too many streams."""
     query: EventQuery = call.query
-    after = last_event_id if last_event_id is not None else query.after
+    after_seq = last_event_id if last_event_id is not None else query.after
     streams = call.app.streams
     streams.check_capacity(call.caller.tenant)
-    await streams.check_seq(after)
-    return EventStream(call, streams.subscribe(call.caller.tenant, after, run_id), run_id, is_run_over=is_run_over)
+    await streams.check_seq(after_seq)
+    return EventStream(call, streams.subscribe(call.caller.tenant, after_seq, run_id), run_id, is_run_over=is_run_over)
 
 
 class EventStream:
@@ -134,6 +135,7 @@ class EventStream:
                     return  # End the response normally; the client connects again, to any server.
 
     async def _follow(self, out: ResponseStream, subscription: Subscription) -> None:
+        """Write events until the client disconnects, its access is revoked, or the run's last event is written."""
         revalidation, clock = Revalidation(self._call), asyncio.get_running_loop().time
         heartbeat_at = clock() + HEARTBEAT_SECONDS
         has_new = True

@@ -71,6 +71,7 @@ async def read_job_log(call: Call) -> LogFile | LogStream:
 
 
 async def _log_response(call: Call, job_id: str, attempt_id: str, attempt: Attempt | None) -> LogFile | LogStream:
+    """Return the requested part of a log or, with `follow`, a stream of it until the lease ends."""
     query: LogQuery = call.query
     lease_number = _lease_number(attempt, query.lease)
     logs, range_header = call.app.logs, call.request.header(b"range")
@@ -97,17 +98,17 @@ async def read_log_index(call: Call) -> LogIndex:
     attempt, query = await get_attempt(call), call.query
     lease_number, lease = _lease_number(attempt, query.lease), attempt.lease
     logs, indexes = call.app.logs, call.app.log_indexes
-    index = await call.app.disk.run(lambda: indexes.snapshot(logs, attempt.id, lease_number, query.block))
+    index_snapshot = await call.app.disk.run(lambda: indexes.snapshot(logs, attempt.id, lease_number, query.block))
     return LogIndex(
         lease=lease_number,
-        size=index.size,
-        lines=index.lines,
-        newlines=index.newlines,
+        size=index_snapshot.size,
+        lines=index_snapshot.lines,
+        newlines=index_snapshot.newlines,
         block_bytes=BLOCK_BYTES,
         first_block=query.block,
-        blocks=index.blocks,
-        has_header=index.has_header,
-        sections=index.sections,
+        blocks=index_snapshot.blocks,
+        has_header=index_snapshot.has_header,
+        sections=index_snapshot.sections,
         is_open=lease.number == lease_number if lease is not None else not (lease_number or is_over(attempt)),
     )
 
@@ -123,16 +124,16 @@ class LogFile:
 
     async def send(self, send: Send) -> None:
         """Send the requested range."""
-        headers = {**HEADERS, LEASE_NUMBER_HEADER: str(self._lease_number), **self._range.headers}
+        response_headers = {**HEADERS, LEASE_NUMBER_HEADER: str(self._lease_number), **self._range.headers}
         if self._call.query.download:
-            headers["Content-Disposition"] = content_disposition(self._file_name)
+            response_headers["Content-Disposition"] = content_disposition(self._file_name)
         async with open_response(send, self._call.request) as out:
-            await out.start(headers, self._range.status)
+            await out.start(response_headers, self._range.status)
             await write_range(out, self._range, self._call.app.disk, self._read_log)
 
-    async def last(self, limit: int) -> bytes:
-        """Return the last `limit` bytes of the range, for the web interface."""
-        tail_start = max(self._range.start, self._range.stop - limit)
+    async def last(self, max_bytes: int) -> bytes:
+        """Return the last `max_bytes` bytes of the range, for the web interface."""
+        tail_start = max(self._range.start, self._range.stop - max_bytes)
         logs = self._call.app.logs
         return await self._call.app.disk.run(
             lambda: logs.read(self._attempt_id, self._lease_number, tail_start, self._range.stop - tail_start)
@@ -140,9 +141,9 @@ class LogFile:
 
     @property
     def _file_name(self) -> str:
-        params = self._call.params
+        path_params = self._call.params
         lease_suffix = f".{self._lease_number}" if self._lease_number > 1 else ""
-        return f"{params['job']}-{params.get('index', 'last')}{lease_suffix}.log"
+        return f"{path_params['job']}-{path_params.get('index', 'last')}{lease_suffix}.log"
 
     def _read_log(self, offset: int) -> bytes:
         part_bytes = min(PART_BYTES, self._range.stop - offset)
@@ -157,12 +158,12 @@ class LogFile:
 class LogStream:
     """A response that continues while a log is written. `lease_number` 0: the attempt has no lease yet."""
 
-    def __init__(self, call: Call, job_id: str, attempt_id: str, lease_number: int, start: int) -> None:
+    def __init__(self, call: Call, job_id: str, attempt_id: str, lease_number: int, start_offset: int) -> None:
         self._call = call
         self._ids = (job_id, attempt_id)
         self._attempt_id = attempt_id
         self._lease_number = lease_number
-        self._offset = start
+        self._offset = start_offset
         self._is_over = False
         self._is_appended = False
         self._clock = asyncio.get_running_loop().time
@@ -198,6 +199,7 @@ class LogStream:
             await self._wait(out, subscription)
 
     async def _follow(self, out: ResponseStream, subscription: Subscription) -> None:
+        """Write the log while it grows, until its lease is over."""
         if not self._lease_number:
             return
         loop = asyncio.get_running_loop()
