@@ -105,21 +105,21 @@ class RunnerApp:
         if not is_ours and self._serve_other is not None and await self._serve_other(scope, receive, send):
             return
         request = Request(scope, receive)
-        status, headers = 200, list[tuple[bytes, bytes]]()
+        http_status, error_headers = 200, list[tuple[bytes, bytes]]()
         try:
             response = await self._route(request)
         except StaleLease as refused:
             response = stale_lease(request.lease_id(), refused)
         except EXPECTED_ERRORS as error:
             reported_error = http_error(error, "", _methods(request.path))
-            status, headers = status_of(reported_error.code), reported_error.raw_headers()
+            http_status, error_headers = status_of(reported_error.code), reported_error.raw_headers()
             response = Problem(reported_error.code, f"{reported_error.message}{HINTS.get(reported_error.code, '')}")
         if isinstance(response, StreamedResponse):
             await response.send(send)
             return
         if isinstance(response, wire.StaleLease):
-            status = 409
-        await _send_response(send, status, wire.encode(response), headers)
+            http_status = 409
+        await _send_response(send, http_status, wire.encode(response), error_headers)
 
     async def _route(self, request: Request) -> Any:
         route_name, path_rest = _parse_path(request)
@@ -182,6 +182,7 @@ class RunnerApp:
         return await self._handle_log(runner, request)
 
     async def _handle_lease(self, runner: Runner, request: Request) -> LeaseResponse:
+        """Lease attempts to the runner, and return which of the attempts that it named cannot be claimed."""
         lease_request = _decode_lease(await request.body(wire.MAX_MESSAGE_BYTES))
         with self._connected(runner):
             granted_leases = await self._message_handlers.lease(runner, lease_request, request.wait_for_disconnect)
@@ -204,6 +205,7 @@ class RunnerApp:
         return await self._worktrees.handle(attempt, route_name)
 
     async def _wait_for_cancels(self, runner: Runner, request: Request) -> list[wire.CancelRequested]:
+        """Return the cancel requests for the runner's leases as soon as there are any."""
         control_request = _decode_control(await request.body(wire.MAX_MESSAGE_BYTES))
         disconnect_task = asyncio.create_task(request.wait_for_disconnect())
         try:
@@ -227,16 +229,16 @@ class RunnerApp:
             raise Refused("too_large", f"{len(raw_messages)} messages at once; at most {wire.MAX_BATCH}")
         response_by_index: dict[int, wire.ServerMessage | Problem] = {}
         message_by_index: dict[int, wire.RunnerMessage] = {}
-        for index, raw_message in enumerate(raw_messages):
+        for message_index, raw_message in enumerate(raw_messages):
             try:
-                message_by_index[index] = wire.decode_message(bytes(raw_message))
+                message_by_index[message_index] = wire.decode_message(bytes(raw_message))
             except msgspec.DecodeError as error:
-                response_by_index[index] = _problem(error)
-        for index, response in zip(
+                response_by_index[message_index] = _problem(error)
+        for message_index, response in zip(
             message_by_index, await self._message_handlers.submit(runner, list(message_by_index.values())), strict=True
         ):
-            response_by_index[index] = _problem(response) if isinstance(response, Refused) else response
-        return [response_by_index[index] for index in range(len(raw_messages))]
+            response_by_index[message_index] = _problem(response) if isinstance(response, Refused) else response
+        return [response_by_index[message_index] for message_index in range(len(raw_messages))]
 
     async def _handle_log(self, runner: Runner, request: Request) -> LogSize:
         """Append to the log of a live lease, or return its size."""
@@ -263,23 +265,23 @@ def _parse_path(request: Request) -> tuple[str, str]:
     if not methods:
         raise Refused("not_found", f"there is no {request.path[:MAX_QUOTED_CHARS]}; see docs/protocol.md")
     if request.method not in methods:
-        message = (
+        problem_text = (
             f"{request.path[:MAX_QUOTED_CHARS]} takes {' or '.join(methods)}, not {request.method[:MAX_QUOTED_CHARS]}"
         )
-        raise Refused("wrong_method", message)
+        raise Refused("wrong_method", problem_text)
     if request.path == OPENAPI_PATH:
         return OPENAPI_PATH, ""
     route_name, _, path_rest = request.path.removeprefix(ROOT).partition("/")
     return route_name, path_rest
 
 
-def _methods(path: str) -> Sequence[str]:
+def _methods(url_path: str) -> Sequence[str]:
     """Return the methods of the route at this path, none if there is no such route."""
-    if path == OPENAPI_PATH:
+    if url_path == OPENAPI_PATH:
         return ("GET",)
-    if not path.startswith(ROOT):
+    if not url_path.startswith(ROOT):
         return ()
-    route_name, separator, path_rest = path.removeprefix(ROOT).partition("/")
+    route_name, separator, path_rest = url_path.removeprefix(ROOT).partition("/")
     return (
         _METHODS.get(route_name, ())
         if (bool(path_rest) if route_name in _ROUTES_WITH_PARAMETER else not separator)
@@ -293,12 +295,12 @@ def _problem(error: Refused | msgspec.DecodeError) -> Problem:
     return Problem("bad_message", f"{error}; see docs/protocol.md")
 
 
-async def _send_response(send: Send, status: int, body: bytes, error_headers: list[tuple[bytes, bytes]]) -> None:
-    headers = [
+async def _send_response(send: Send, http_status: int, body: bytes, error_headers: list[tuple[bytes, bytes]]) -> None:
+    response_headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
         (b"cache-control", b"no-store"),
         *error_headers,
     ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.start", "status": http_status, "headers": response_headers})
     await send({"type": "http.response.body", "body": body})

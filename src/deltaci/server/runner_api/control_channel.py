@@ -113,6 +113,7 @@ class ControlHub:
 
     @contextmanager
     def _open_poll(self, tenant: str, runner_id: str) -> Iterator[_LongPoll]:
+        """Register a long poll of a runner while the context is open."""
         poll, runner_key = _LongPoll(), (tenant, runner_id)
         self._polls.setdefault(runner_key, set()).add(poll)
         try:
@@ -132,17 +133,22 @@ class ControlHub:
                 continue
         if not lease_id_by_attempt:
             return []
-        now, records = await self._store.transact(lambda: read_time_and_records(list(lease_id_by_attempt)))
+        now, attempt_records = await self._store.transact(lambda: read_time_and_records(list(lease_id_by_attempt)))
         cancel_requests: list[CancelRequested] = []
-        for record in records:
-            if not isinstance(record, Attempt) or record.tenant != tenant or record.lease is None:
+        for attempt_record in attempt_records:
+            if (
+                not isinstance(attempt_record, Attempt)
+                or attempt_record.tenant != tenant
+                or attempt_record.lease is None
+            ):
                 continue
-            lease_id = lease_id_by_attempt[record.id]
-            if lease.is_held_by(record.lease, ids.lease_ref(lease_id), request.runner_id):
-                cancel_requests += _cancel_requests(record, lease_id, now)
+            lease_id = lease_id_by_attempt[attempt_record.id]
+            if lease.is_held_by(attempt_record.lease, ids.lease_ref(lease_id), request.runner_id):
+                cancel_requests += _cancel_requests(attempt_record, lease_id, now)
         return cancel_requests
 
     async def _run(self) -> None:
+        """Send the pending cancel requests in batches, until cancelled."""
         while True:
             await self._has_pending.wait()
             attempt_ids = list(self._pending_attempt_ids)[:BATCH_SIZE]
@@ -151,38 +157,38 @@ class ControlHub:
             if not self._pending_attempt_ids:
                 self._has_pending.clear()
             try:
-                now, records = await self._store.transact(partial(read_time_and_records, attempt_ids))
+                now, attempt_records = await self._store.transact(partial(read_time_and_records, attempt_ids))
             except (Unavailable, Conflict) as error:
                 LOGGER.warning(
                     "cannot send %d cancel requests, heartbeats will deliver them: %s", len(attempt_ids), error
                 )
                 continue
-            for record in records:
-                self._send_cancel_request(record, now)
+            for attempt_record in attempt_records:
+                self._send_cancel_request(attempt_record, now)
 
-    def _send_cancel_request(self, record: Record, now: int) -> None:
+    def _send_cancel_request(self, attempt_record: Record, now: int) -> None:
         """If the attempt must stop, send a cancel request to the lease's holder, provided the lease id is known."""
-        if not isinstance(record, Attempt) or record.lease is None:
+        if not isinstance(attempt_record, Attempt) or attempt_record.lease is None:
             return
-        lease_id = self._lease_id_minter.live_lease_id(record)
-        for message in _cancel_requests(record, lease_id, now) if lease_id else ():
+        lease_id = self._lease_id_minter.live_lease_id(attempt_record)
+        for cancel_request in _cancel_requests(attempt_record, lease_id, now) if lease_id else ():
             for listener in self._listeners:
-                listener(record.tenant, record.lease.worker_id, message)
+                listener(attempt_record.tenant, attempt_record.lease.worker_id, cancel_request)
 
-    def _send_to_polls(self, tenant: str, runner_id: str, message: CancelRequested) -> None:
+    def _send_to_polls(self, tenant: str, runner_id: str, cancel_request: CancelRequested) -> None:
         for poll in self._polls.get((tenant, runner_id), ()):
-            poll.send(message)
+            poll.send(cancel_request)
 
 
-def _cancel_requests(record: Attempt, lease_id: str, now: int) -> list[CancelRequested]:
+def _cancel_requests(attempt_record: Attempt, lease_id: str, now: int) -> list[CancelRequested]:
     """Return a list of one cancel request for the lease's holder, or an empty list if the attempt need not stop."""
-    stop_request = attempt.stop_request(record, now)
+    stop_request = attempt.stop_request(attempt_record, now)
     if stop_request is None:
         return []
     return [
         CancelRequested(
             lease_id=lease_id,
-            job_id=record.job_id or record.id,
+            job_id=attempt_record.job_id or attempt_record.id,
             reason=stop_request[0],
             deadline_seconds=stop_request[1],
             ts=datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=now),

@@ -67,13 +67,13 @@ class StreamedResponse:
 
         If the blob store fails on the way, the connection is closed early, so that the client notices a truncated body.
         """
-        headers = [
+        response_headers = [
             (b"content-type", b"application/octet-stream"),
             (b"content-length", str(self._blob_stat.bytes).encode()),
             (b"cache-control", b"no-store"),
             (SHA256_HEADER.lower().encode(), self._blob_stat.sha256.encode()),
         ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.start", "status": 200, "headers": response_headers})
         async for chunk in self._chunks:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
@@ -86,7 +86,7 @@ class StorageQuota(Protocol):
         """Return how many more bytes the tenant may store, or None for no limit."""
         ...
 
-    def add_stored_bytes(self, tenant: str, size: int) -> None:
+    def add_stored_bytes(self, tenant: str, stored_bytes: int) -> None:
         """Count bytes that the tenant has stored."""
         ...
 
@@ -152,12 +152,12 @@ class JobResourceHandlers:
                 return await self._job_inputs.source_credential(attempt)
         return await self._job_inputs.optional_secrets(attempt)
 
-    async def remove_lost_uploads(self, runner: Runner, lease: LeaseRef) -> None:
+    async def remove_lost_uploads(self, runner: Runner, lease_ref: LeaseRef) -> None:
         """Delete the artifacts that earlier leases of a completed attempt stored: no result refers to them."""
         # The attempt is complete even if the blob store is unavailable now.
         with suppress(BlobStoreUnavailable):
             await self._disk.run(
-                lambda: keys.remove_lost_artifacts(self._blobs, runner.tenant, lease.attempt_id, lease.number)
+                lambda: keys.remove_lost_artifacts(self._blobs, runner.tenant, lease_ref.attempt_id, lease_ref.number)
             )
 
     # -- secrets
@@ -174,20 +174,23 @@ class JobResourceHandlers:
 
     # -- artifacts
 
-    async def _store_artifact(self, runner: Runner, attempt: Attempt, path: str, request: Request) -> StoredArtifact:
+    async def _store_artifact(
+        self, runner: Runner, attempt: Attempt, artifact_path: str, request: Request
+    ) -> StoredArtifact:
+        """Store the body as an artifact of the lease, unless the lease ends during the upload."""
         current_lease_number = ids.lease_ref(request.lease_id()).number
-        blob_key = keys.artifact_key(attempt.tenant, attempt.id, current_lease_number, path)
-        max_bytes = await self._disk.run(lambda: self._artifact_limit(attempt, current_lease_number, path))
+        blob_key = keys.artifact_key(attempt.tenant, attempt.id, current_lease_number, artifact_path)
+        max_bytes = await self._disk.run(lambda: self._artifact_limit(attempt, current_lease_number, artifact_path))
         max_bytes = await self._within_quota(attempt.tenant, max_bytes, request)
-        async with self._received_body(request, max_bytes) as (file, blob_stat):
+        async with self._received_body(request, max_bytes) as (received_file, blob_stat):
             await self._message_handlers.leased_attempt(runner, request.lease_id())
-            await self._disk.run(lambda: self._blobs.put(blob_key, file))
+            await self._disk.run(lambda: self._blobs.put(blob_key, received_file))
         await self._delete_if_lease_lost(runner, request, blob_key)
         self._count_stored(attempt.tenant, blob_stat.bytes)
-        uri = keys.artifact_uri(attempt.id, current_lease_number, path)
+        uri = keys.artifact_uri(attempt.id, current_lease_number, artifact_path)
         return StoredArtifact(uri=uri, bytes=blob_stat.bytes, sha256=blob_stat.sha256)
 
-    def _artifact_limit(self, attempt: Attempt, current_lease_number: int, path: str) -> int:
+    def _artifact_limit(self, attempt: Attempt, current_lease_number: int, artifact_path: str) -> int:
         """Return how many bytes this artifact may have. Raises `Refused` if the lease has stored too many files.
 
         Uploads at the same moment do not count for each other. Before the first upload of a later lease, the artifacts
@@ -196,7 +199,7 @@ class JobResourceHandlers:
         artifacts = keys.artifacts(self._blobs, attempt.tenant, attempt.id, current_lease_number)
         if not artifacts and current_lease_number > 1:
             keys.remove_lost_artifacts(self._blobs, attempt.tenant, attempt.id, current_lease_number)
-        other_artifacts = [artifact for artifact in artifacts if artifact.path != path]
+        other_artifacts = [artifact for artifact in artifacts if artifact.path != artifact_path]
         if len(other_artifacts) >= self._limits.files:
             raise Refused("too_large", f"a job may store at most {self._limits.files} files; pack them")
         remaining_bytes = self._limits.lease_bytes - sum(artifact.bytes for artifact in other_artifacts)
@@ -209,8 +212,8 @@ class JobResourceHandlers:
 
         All jobs of the tenant may read the entries of trusted runs. Raise `Refused` if neither scope has the entry.
         """
-        for scope in dict.fromkeys((job_spec(attempt).cache_scope, "")):
-            blob_key = keys.cache_key(attempt.tenant, scope, cache_key)
+        for cache_scope in dict.fromkeys((job_spec(attempt).cache_scope, "")):
+            blob_key = keys.cache_key(attempt.tenant, cache_scope, cache_key)
             blob_stat = await self._disk.run(lambda blob_key=blob_key: self._blobs.stat(blob_key))  # type: ignore[misc]
             if blob_stat is not None:
                 return StreamedResponse(blob_stat, self._read_chunks(blob_key))
@@ -219,6 +222,7 @@ class JobResourceHandlers:
         )
 
     async def _store_cache(self, runner: Runner, attempt: Attempt, cache_key: str, request: Request) -> StoredCache:
+        """Store the body as a cache entry, unless the entry exists already or the lease ends during the upload."""
         blob_key = keys.cache_key(attempt.tenant, job_spec(attempt).cache_scope, cache_key)
         existing_stat = await self._disk.run(lambda: self._blobs.stat(blob_key))
         if existing_stat is not None:
@@ -226,14 +230,14 @@ class JobResourceHandlers:
                 pass  # Clients send the whole body before they read the response.
             return StoredCache(stored=False, bytes=existing_stat.bytes, sha256=existing_stat.sha256)
         max_bytes = await self._within_quota(attempt.tenant, self._limits.cache_bytes, request)
-        async with self._received_body(request, max_bytes) as (file, blob_stat):
+        async with self._received_body(request, max_bytes) as (received_file, blob_stat):
             await self._message_handlers.leased_attempt(runner, request.lease_id())
-            is_stored = await self._disk.run(lambda: self._blobs.put_if_absent(blob_key, file)) is not None
+            is_stored = await self._disk.run(lambda: self._blobs.put_if_absent(blob_key, received_file)) is not None
         if is_stored:
             await self._delete_if_lease_lost(runner, request, blob_key)
             self._count_stored(attempt.tenant, blob_stat.bytes)
-            scope = job_spec(attempt).cache_scope
-            await self._disk.run(lambda: self._job_inputs.remember_cache(attempt.tenant, scope, cache_key))
+            cache_scope = job_spec(attempt).cache_scope
+            await self._disk.run(lambda: self._job_inputs.remember_cache(attempt.tenant, cache_scope, cache_key))
         return StoredCache(stored=is_stored, bytes=blob_stat.bytes, sha256=blob_stat.sha256)
 
     # -- bodies
@@ -280,12 +284,12 @@ class JobResourceHandlers:
             raise Overloaded(f"{MAX_RUNNING} uploads are in progress; try again later")
         self._upload_count += 1
         try:
-            with await self._disk.run(self._temporary_file) as file:
-                blob_stat = await self._receive_into(request, max_bytes, file)
+            with await self._disk.run(self._temporary_file) as body_file:
+                blob_stat = await self._receive_into(request, max_bytes, body_file)
                 if expected_digest is not None and expected_digest.lower() != blob_stat.sha256:
                     raise Refused("bad_request", f"the body is not what {SHA256_HEADER} says; send it again")
-                file.seek(0)
-                yield file, blob_stat
+                body_file.seek(0)
+                yield body_file, blob_stat
         finally:
             self._upload_count -= 1
 
@@ -293,7 +297,8 @@ class JobResourceHandlers:
         self._folder.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryFile(dir=self._folder)
 
-    async def _receive_into(self, request: Request, max_bytes: int, file: BinaryIO) -> BlobStat:
+    async def _receive_into(self, request: Request, max_bytes: int, body_file: BinaryIO) -> BlobStat:
+        """Write the body to a file in large blocks. Return its size and hash."""
         body_hash, received_bytes = hashlib.sha256(), 0
         buffered_chunks: list[bytes] = []
         buffered_bytes = 0
@@ -302,7 +307,7 @@ class JobResourceHandlers:
             check_free_space(self._folder, buffered_bytes)
             for chunk in buffered_chunks:
                 body_hash.update(chunk)
-                file.write(chunk)
+                body_file.write(chunk)
 
         chunks = request.chunks(max_bytes)
         while (chunk := await _next_chunk(chunks)) is not None:

@@ -80,6 +80,7 @@ class JobInputHandlers:
             run_id = run_record.rerun_of if isinstance(run_record, Run) and run_record.tenant == attempt.tenant else ""
 
     async def _find_jobs(self, attempt: Attempt, run_id: str, job_names: list[str]) -> list[Job]:
+        """Return the jobs of a run with these names, as far as they exist and belong to the attempt's tenant."""
         records = await self._message_handlers.find_records([job_id(run_id, name) for name in job_names])
         return [record for record in records if isinstance(record, Job) and record.tenant == attempt.tenant]
 
@@ -109,12 +110,13 @@ class JobInputHandlers:
         return artifacts + await self._attempt_artifacts(attempt, current_lease_number, job_name)
 
     async def _job_artifacts(self, attempt: Attempt, jobs: list[Job]) -> list[SharedArtifact]:
+        """Return the artifacts of those of the jobs that are over, in the order of the plan."""
         finished_jobs = sorted((job for job in jobs if is_over(job)), key=lambda job: job.position)
         artifacts: list[SharedArtifact] = []
         for batch_start in range(0, len(finished_jobs), BATCH_SIZE):
-            batch = finished_jobs[batch_start : batch_start + BATCH_SIZE]
-            last_attempts = await self._last_attempts(attempt, batch)
-            for job in batch:
+            job_batch = finished_jobs[batch_start : batch_start + BATCH_SIZE]
+            last_attempts = await self._last_attempts(attempt, job_batch)
+            for job in job_batch:
                 last_attempt = last_attempts.get(job.id)
                 if last_attempt is not None and last_attempt.ended_lease is not None:
                     artifacts += await self._attempt_artifacts(
@@ -125,6 +127,7 @@ class JobInputHandlers:
         return artifacts
 
     async def _attempt_artifacts(self, attempt: Attempt, lease_number: int, job_name: str) -> list[SharedArtifact]:
+        """Return the artifacts that an attempt stored under one lease."""
         stored_artifacts = await self._disk.run(
             lambda: keys.artifacts(self._blobs, attempt.tenant, attempt.id, lease_number)
         )
@@ -137,13 +140,13 @@ class JobInputHandlers:
             )
         return artifacts
 
-    async def artifact(self, attempt: Attempt, current_lease_number: int, uri: str) -> tuple[str, BlobStat]:
+    async def artifact(self, attempt: Attempt, current_lease_number: int, artifact_uri: str) -> tuple[str, BlobStat]:
         """Return the blob key of an artifact of the run, with its size and hash.
 
         The URI is compared with those of existing artifacts and never parsed.
         """
-        if any(artifact.uri == uri for artifact in await self.artifacts(attempt, current_lease_number)):
-            blob_key = keys.key_of_uri(attempt.tenant, uri)
+        if any(artifact.uri == artifact_uri for artifact in await self.artifacts(attempt, current_lease_number)):
+            blob_key = keys.key_of_uri(attempt.tenant, artifact_uri)
             blob_stat = await self._disk.run(lambda: self._blobs.stat(blob_key))
             if blob_stat is not None:
                 return blob_key, blob_stat
@@ -151,24 +154,24 @@ class JobInputHandlers:
 
     # -- caches
 
-    async def cache_key(self, attempt: Attempt, prefix: str) -> CacheMatch:
+    async def cache_key(self, attempt: Attempt, key_prefix: str) -> CacheMatch:
         """Return the newest cache key with this prefix, in the job's own scope or else in that of trusted runs.
 
         Raise `Refused` if neither has one.
         """
-        if len(prefix) > MAX_CACHE_KEY:
-            raise Refused("bad_request", f"the key has {len(prefix)} characters; at most {MAX_CACHE_KEY}")
-        for scope in dict.fromkeys((job_spec(attempt).cache_scope, "")):
+        if len(key_prefix) > MAX_CACHE_KEY:
+            raise Refused("bad_request", f"the key has {len(key_prefix)} characters; at most {MAX_CACHE_KEY}")
+        for cache_scope in dict.fromkeys((job_spec(attempt).cache_scope, "")):
             newest_key = await self._disk.run(
-                lambda scope=scope: keys.newest_cache(self._blobs, attempt.tenant, scope, prefix)  # type: ignore[misc]
+                lambda cache_scope=cache_scope: keys.newest_cache(self._blobs, attempt.tenant, cache_scope, key_prefix)  # type: ignore[misc]
             )
             if newest_key:
                 return CacheMatch(key=newest_key)
         raise Refused("not_found", "there is no cache whose key has this prefix")
 
-    def remember_cache(self, tenant: str, scope: str, key: str) -> None:
+    def remember_cache(self, tenant: str, cache_scope: str, key: str) -> None:
         """Record that a cache entry was stored just now, so that `cache_key` finds it by a prefix of its key."""
-        keys.remember_cache(self._blobs, tenant, scope, key, int(time.time() * 1000))
+        keys.remember_cache(self._blobs, tenant, cache_scope, key, int(time.time() * 1000))
 
     # -- secrets
 

@@ -73,9 +73,9 @@ class Runner(msgspec.Struct, frozen=True):
     id: str
     tenant: str
 
-    def may_speak_for(self, id: str) -> bool:
+    def may_speak_for(self, worker_id: str) -> bool:
         """Return whether `id` is this runner or one of its slots: runner `host` may act as `host` and `host/1`."""
-        return id == self.id or id.startswith(f"{self.id}/")
+        return worker_id == self.id or worker_id.startswith(f"{self.id}/")
 
 
 class MessageHandlers:
@@ -209,6 +209,7 @@ class MessageHandlers:
         return granted_leases
 
     def _lease_granted(self, claimed_attempt: ClaimedAttempt) -> LeaseGranted:
+        """Return the message that grants a lease, with the job spec or a reference to it."""
         attempt_record = claimed_attempt.attempt
         spec, spec_ref = _spec_or_ref(attempt_record)
         if spec is not None and not spec.rules:
@@ -272,9 +273,11 @@ class MessageHandlers:
     async def hand_back(self, runner: Runner, lease_id: str) -> None:
         """Return an attempt whose processes have ended to the queue, without counting a lost lease."""
         while True:
-            record = await self.leased_attempt(runner, lease_id)
+            leased_attempt = await self.leased_attempt(runner, lease_id)
             try:
-                await self._engine.do(attempt.Stall(id=record.id, reason=attempt.HANDED_BACK, expected_rev=record.rev))
+                await self._engine.do(
+                    attempt.Stall(id=leased_attempt.id, reason=attempt.HANDED_BACK, expected_rev=leased_attempt.rev)
+                )
                 return
             except Refused as refused:
                 if refused.code != "stale_rev":  # A heartbeat was accepted in between: check the lease again.
@@ -287,27 +290,31 @@ class MessageHandlers:
         """
         responses: list[Response | None] = [None] * len(messages)
         commands: list[Command] = []
-        indexes: list[int] = []
-        for index, message in enumerate(messages):
+        message_indexes: list[int] = []
+        for message_index, message in enumerate(messages):
             try:
                 self._check_runner_id(runner, message.runner_id)
                 if isinstance(message, AckLease):
                     await self._check_job(runner, message)
                 commands.append(await self._add_failure_facts(runner, _to_command(runner, message)))
-                indexes.append(index)
+                message_indexes.append(message_index)
             except Refused as refused:
-                responses[index] = _refusal_response(message, refused)
-        commands = await self._add_verdicts(commands, [messages[index] for index in indexes])
-        uploads = [command for index in indexes for command in _upload_commands(runner, messages[index])]
+                responses[message_index] = _refusal_response(message, refused)
+        commands = await self._add_verdicts(commands, [messages[message_index] for message_index in message_indexes])
+        uploads = [
+            command
+            for message_index in message_indexes
+            for command in _upload_commands(runner, messages[message_index])
+        ]
         results = await self._engine.do_all([*uploads, *commands])
         if self._fleet is not None:
             sender_ids = {message.runner_id for message in messages if runner.may_speak_for(message.runner_id)}
             await self._fleet.mark_alive(runner.tenant, sender_ids, results)
         # What happens to an upload report is in the answer to its heartbeat: one that comes too late changes nothing.
         results = results[len(uploads) :]
-        for index, result in zip(indexes, results, strict=True):
-            message = messages[index]
-            responses[index] = (
+        for message_index, result in zip(message_indexes, results, strict=True):
+            message = messages[message_index]
+            responses[message_index] = (
                 _refusal_response(message, result)
                 if isinstance(result, Refused)
                 else await self._response(message, result)
@@ -344,17 +351,17 @@ class MessageHandlers:
                 self._without_rules.discard(command.id)
         if not succeeded_ids:
             return commands
-        record_by_id = {record.id: record for record in await self._store.find_all(succeeded_ids)}
+        attempt_by_id = {record.id: record for record in await self._store.find_all(succeeded_ids)}
         return [
-            _with_verdict(command, message, record_by_id.get(command.id))
+            _with_verdict(command, message, attempt_by_id.get(command.id))
             for command, message in zip(commands, messages, strict=True)
         ]
 
     @staticmethod
-    def _check_runner_id(runner: Runner, id: str) -> None:
-        if not runner.may_speak_for(id):
+    def _check_runner_id(runner: Runner, worker_id: str) -> None:
+        if not runner.may_speak_for(worker_id):
             raise Refused(
-                "wrong_runner", f"this credential is for runner {runner.id}, not for {id}; use that runner's own"
+                "wrong_runner", f"this credential is for runner {runner.id}, not for {worker_id}; use that runner's own"
             )
 
     async def _check_job(self, runner: Runner, message: AckLease) -> None:
@@ -364,11 +371,12 @@ class MessageHandlers:
             raise Refused("bad_request", f"the lease is not for job {short_repr(message.job_id)}; name its own")
 
     async def _response(self, message: RunnerMessage, decision: Decision) -> ServerMessage:
+        """Return the answer to an accepted message. It has the remaining time and any cancel request."""
         attempt_record = decision.record
         assert isinstance(attempt_record, Attempt)
         if isinstance(message, Complete):
-            is_accepted, reason = attempt.complete_answer(attempt_record)
-            return CompleteAck(lease_id=message.lease_id, accepted=is_accepted, reason=reason)
+            is_accepted, stale_reason = attempt.complete_answer(attempt_record)
+            return CompleteAck(lease_id=message.lease_id, accepted=is_accepted, reason=stale_reason)
         if isinstance(message, CancelAck):
             return CancelAcked(lease_id=message.lease_id, accepted=True)
         # A repeated heartbeat extended nothing: report the time that is left, not the full TTL.
@@ -388,9 +396,9 @@ class MessageHandlers:
             reason=stop_request[0] if stop_request is not None else msgspec.UNSET,
         )
 
-    def _read_record(self, id: str) -> Transaction[tuple[int, Record | None]]:
+    def _read_record(self, record_id: str) -> Transaction[tuple[int, Record | None]]:
         """Return the store's time, and the record or None. Writes nothing."""
-        now, stored_records = yield Begin((id,))
+        now, stored_records = yield Begin((record_id,))
         return self._engine.clock.read(now), stored_records[0].record if stored_records else None
 
 
@@ -406,23 +414,25 @@ def _command_fields(runner: Runner, claimed_attempt: ClaimedAttempt) -> dict[str
     }
 
 
-def job_spec(record: Attempt) -> SentJobSpec:
+def job_spec(attempt_record: Attempt) -> SentJobSpec:
     """Return the job spec of the attempt. An attempt of the plain queue has it as its payload.
 
     A spec without a name gets that of the job in its run, or the attempt's id. Raises `Refused` for an invalid spec.
     """
     try:
-        spec = msgspec.convert(record.spec or {}, SentJobSpec)
-        return spec if spec.name else msgspec.structs.replace(spec, name=job_name(record) or record.id)
+        spec = msgspec.convert(attempt_record.spec or {}, SentJobSpec)
+        return spec if spec.name else msgspec.structs.replace(spec, name=job_name(attempt_record) or attempt_record.id)
     except msgspec.ValidationError as error:
-        raise Refused("bad_spec", f"the job of attempt {record.id} cannot be executed by a runner: {error}") from None
+        raise Refused(
+            "bad_spec", f"the job of attempt {attempt_record.id} cannot be executed by a runner: {error}"
+        ) from None
 
 
-def _spec_or_ref(record: Attempt) -> tuple[JobSpec | None, str | None]:
-    spec = job_spec(record)
+def _spec_or_ref(attempt_record: Attempt) -> tuple[JobSpec | None, str | None]:
+    spec = job_spec(attempt_record)
     if len(wire.encode(spec)) <= wire.MAX_SPEC_BYTES:
         return spec, None
-    return None, f"{ROOT}specs/{quote(record.id)}"
+    return None, f"{ROOT}specs/{quote(attempt_record.id)}"
 
 
 def _message_fields(runner: Runner, message: RunnerMessage) -> dict[str, Any]:
@@ -443,6 +453,7 @@ def _upload_commands(runner: Runner, message: RunnerMessage) -> list[Command]:
 
 
 def _to_command(runner: Runner, message: RunnerMessage) -> Command:
+    """Return the command for a runner's message. Texts from the job are cleaned and shortened."""
     command_fields = _message_fields(runner, message)
     match message:
         case AckLease():
@@ -467,13 +478,14 @@ def _to_command(runner: Runner, message: RunnerMessage) -> Command:
                     signal=message.signal,
                     error_code=message.error_code or "",
                     message=plain_line(message.summary, MAX_REPORTED_TEXT),
-                    log_tail=tuple(plain_line(line, MAX_REPORTED_TEXT) for line in message.log_tail),
+                    log_tail=tuple(plain_line(log_line, MAX_REPORTED_TEXT) for log_line in message.log_tail),
                     failed_tests=failed_tests(report)[0],
                 ),
             )
 
 
 def _with_verdict(command: Command, message: RunnerMessage, record: Record | None) -> Command:
+    """Return a successful `Complete` with the verdict on the job's validation rules; any other command unchanged."""
     if not (isinstance(command, attempt.Complete) and command.is_success and isinstance(message, Complete)):
         return command
     try:
@@ -507,19 +519,19 @@ def _report(message: Complete | CancelAck) -> dict[str, Any]:
     }
 
 
-def _sanitize(value: Any) -> Any:
+def _sanitize(json_value: Any) -> Any:
     """Return the value with control characters removed from each text in it, and the texts shortened.
 
     The texts come from the job, so they are not trusted.
     """
-    match value:
+    match json_value:
         case str():
-            return plain_line(value, MAX_REPORTED_TEXT)
+            return plain_line(json_value, MAX_REPORTED_TEXT)
         case list():
-            return [_sanitize(element) for element in value]
+            return [_sanitize(element) for element in json_value]
         case dict():
-            return {_sanitize(member_name): _sanitize(element) for member_name, element in value.items()}
-    return value
+            return {_sanitize(member_name): _sanitize(element) for member_name, element in json_value.items()}
+    return json_value
 
 
 def _refusal_response(message: RunnerMessage, refused: Refused) -> Response:

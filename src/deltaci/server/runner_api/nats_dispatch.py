@@ -82,10 +82,10 @@ class Dispatcher:
             if event.entity == ATTEMPT and attempt.MACHINE.changes(event.to, attempt.Grant):
                 self._enqueue(event.entity_id)
 
-    def on_cancel(self, tenant: str, runner_id: str, message: CancelRequested) -> None:
+    def on_cancel(self, tenant: str, runner_id: str, cancel_request: CancelRequested) -> None:
         """Schedule publishing a cancel request to the runner's control subject. The control hub calls this."""
         if self._is_up:
-            self._cancels.append((tenant, runner_id, message))
+            self._cancels.append((tenant, runner_id, cancel_request))
             self._has_cancels.set()
 
     def _enqueue(self, attempt_id: str) -> None:
@@ -110,12 +110,13 @@ class Dispatcher:
             self._is_up = False
 
     async def _publish_cancels(self, connection: Connection) -> None:
+        """Publish cancel requests as soon as there are any, until cancelled."""
         while True:
             await self._has_cancels.wait()
             self._has_cancels.clear()
             while self._cancels:
-                tenant, runner_id, message = self._cancels.popleft()
-                await connection.publish(nats_subjects.control(tenant, runner_id), wire.encode(message))
+                tenant, runner_id, cancel_request = self._cancels.popleft()
+                await connection.publish(nats_subjects.control(tenant, runner_id), wire.encode(cancel_request))
 
     async def _publish_pending(self, connection: Connection, stream: JetStreamContext) -> None:
         """Publish pending attempts as soon as there are any, in batches.
@@ -197,16 +198,17 @@ class Dispatcher:
     async def _publish(
         self, connection: Connection, stream: JetStreamContext, ready_attempts: Sequence[ReadyAttempt]
     ) -> None:
+        """Publish a dispatch for each of these attempts. Create queues that are missing."""
         from nats.js.errors import NoStreamResponseError
 
         for batch_start in range(0, len(ready_attempts), BATCH_SIZE):
-            batch = ready_attempts[batch_start : batch_start + BATCH_SIZE]
-            for queue in {
-                (ready_attempt.tenant, ready_attempt.queue_key) for ready_attempt in batch
+            attempt_batch = ready_attempts[batch_start : batch_start + BATCH_SIZE]
+            for tenant_and_queue_key in {
+                (ready_attempt.tenant, ready_attempt.queue_key) for ready_attempt in attempt_batch
             } - self._created_queues:
-                await self._create_queue(connection, stream, *queue)
+                await self._create_queue(connection, stream, *tenant_and_queue_key)
             try:
-                await asyncio.gather(*(self._publish_one(stream, ready_attempt) for ready_attempt in batch))
+                await asyncio.gather(*(self._publish_one(stream, ready_attempt) for ready_attempt in attempt_batch))
             except NoStreamResponseError:
                 LOGGER.warning("a NATS stream is missing; it is created again and gets all ready attempts")
                 self._stream_lost.set()

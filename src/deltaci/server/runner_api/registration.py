@@ -38,13 +38,13 @@ class RunnerRegistry:
         self,
         engine: Engine,
         signer: Signer,
-        seconds: int = CREDENTIAL_SECONDS,
+        credential_seconds: int = CREDENTIAL_SECONDS,
         issuer: RunnerTokenIssuer | None = None,
         incarnations: Incarnations | None = None,
     ) -> None:
         self._engine = engine
         self._signer = signer
-        self._seconds = seconds
+        self._seconds = credential_seconds
         self._issuer = issuer
         self._incarnations = incarnations
         self._next_check_at: dict[Runner, float] = {}
@@ -66,9 +66,9 @@ class RunnerRegistry:
         return self._credential(runner, worker_id)
 
     def _is_from_issuer(self, token: str) -> bool:
-        """Return whether the token must be checked by the external issuer, which is so if one is configured.
+        """Return whether tokens are checked by an external issuer, i.e. whether one is configured.
 
-        Raises `Refused` for a token of an external issuer if none is configured.
+        Raises `Refused` for a token of an external issuer if none is.
         """
         if self._issuer is None and token.startswith("eyJ") and token.count(".") == 2:
             raise Refused("bad_credential", "this server trusts no OIDC issuer; start it with --oidc-issuer")
@@ -136,7 +136,7 @@ class RunnerRegistry:
                 registration,
                 or_existing=True,
                 token_at=previous_worker.token_at,
-                previous=previous_worker,
+                previous_worker=previous_worker,
             )
             await self._count_incarnation(runner, incarnation)
             incarnation = await self._latest_incarnation(runner)
@@ -162,7 +162,12 @@ class RunnerRegistry:
             else:
                 previous_worker = _without_quarantine(incarnation.worker) if is_new_incarnation else None
                 is_new = await self._create_worker(
-                    runner, worker_id, registration, token_at=issued_at, request_id=request_id, previous=previous_worker
+                    runner,
+                    worker_id,
+                    registration,
+                    token_at=issued_at,
+                    request_id=request_id,
+                    previous_worker=previous_worker,
                 )
         except Refused as refused:
             if refused.code == "bad_request":
@@ -200,7 +205,7 @@ class RunnerRegistry:
         or_existing: bool = False,
         token_at: int = 0,
         request_id: str = "",
-        previous: Worker | None = None,
+        previous_worker: Worker | None = None,
     ) -> bool:
         """Create the worker record of an incarnation. Return whether it was created now.
 
@@ -217,7 +222,7 @@ class RunnerRegistry:
             id=worker_record.id, record=worker_record, or_existing=or_existing, request_id=request_id
         )
         commands: list[Command] = [create_command]
-        if previous is not None and (hold := carry_over_hold(previous, worker_id)) is not None:
+        if previous_worker is not None and (hold := carry_over_hold(previous_worker, worker_id)) is not None:
             commands.append(hold)
         decision = (await self._engine.do_all(commands))[0]  # One batch is one transaction.
         if isinstance(decision, Refused):
@@ -233,7 +238,7 @@ class RunnerRegistry:
         token_at: int = 0,
         request_id: str = "",
     ) -> None:
-        """Update the capabilities in the worker record.
+        """Update the capabilities in the worker record. With `request` None, keep its labels and slots.
 
         Raises `Refused` if the runner is not registered or was shut down.
         """

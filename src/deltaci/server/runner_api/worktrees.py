@@ -82,11 +82,11 @@ class WorktreeHandlers:
         self._disk = disk
         self._ensure_queued_commit = ensure_queued_commit
 
-    async def handle(self, attempt: Attempt, name: str) -> WorktreeStart | StreamedResponse:
+    async def handle(self, attempt: Attempt, route_name: str) -> WorktreeStart | StreamedResponse:
         """Answer one request to one of `ROUTE_NAMES`, under the lease of this attempt."""
         try:
             worktree_start = await self._start(attempt)
-            if name == "tree":
+            if route_name == "tree":
                 return WorktreeStart(
                     base=worktree_start.base,
                     tip=worktree_start.tip,
@@ -98,18 +98,20 @@ class WorktreeHandlers:
                 raise BlobStoreUnavailable(f"cannot read the commits of the worktree: {failed}") from None
             raise Refused("wrong_state", f"the worktree has no start commit: {failed}") from None
 
-    async def ended_streams(self, runner: Runner, ids: list[str]) -> EndedStreams:
+    async def ended_streams(self, runner: Runner, workstream_ids: list[str]) -> EndedStreams:
         """Return the ids of those workstreams that have ended, so that their worktrees may be deleted.
 
         Ids of other tenants are ignored.
         """
-        records = await self._message_handlers.find_records(list(dict.fromkeys(ids)))
+        records = await self._message_handlers.find_records(list(dict.fromkeys(workstream_ids)))
         ended_ids = {
             record.id
             for record in records
             if isinstance(record, Run) and record.tenant == runner.tenant and may_discard_workspace(record)
         }
-        return EndedStreams([id for id in dict.fromkeys(ids) if id in ended_ids])
+        return EndedStreams(
+            [workstream_id for workstream_id in dict.fromkeys(workstream_ids) if workstream_id in ended_ids]
+        )
 
     # -- base and tip
 
@@ -136,14 +138,14 @@ class WorktreeHandlers:
 
     async def _start_at_commit(self, attempt: Attempt, worktree: Worktree) -> _Start:
         """Return the start of a worktree at one exact commit of the run's project."""
-        project_name, base = (await self._message_handlers.run_origin(attempt)).project, worktree.source.commit
+        project_name, base_commit = (await self._message_handlers.run_origin(attempt)).project, worktree.source.commit
         builder = await self._builder(attempt.tenant, project_name)
-        await builder.mirror.ensure_commit(base, worktree.source.ref)
+        await builder.mirror.ensure_commit(base_commit, worktree.source.ref)
         if not await builder.mirror.has_commit(worktree.commit) and not await self._ensure_queued_commit(
             attempt.tenant, worktree.stream, worktree.commit
         ):
             raise GitFailed(f"the merge queue no longer tests the commit {worktree.commit}")
-        return _Start(builder=builder, base=base, tip=worktree.commit)
+        return _Start(builder=builder, base=base_commit, tip=worktree.commit)
 
     async def _builder(self, tenant: str, project_name: str) -> CommitBuilder:
         project_record = await self._projects.find(tenant, project_name) if project_name else None
@@ -182,12 +184,12 @@ class WorktreeHandlers:
         bundle_path = (
             await self._bundle(worktree_start) if worktree_start.base != worktree_start.tip else Path(os.devnull)
         )
-        file, blob_stat = await self._disk.run(lambda: _open_hashed(bundle_path))
-        return StreamedResponse(blob_stat, self._chunks(file))
+        bundle_file, blob_stat = await self._disk.run(lambda: _open_hashed(bundle_path))
+        return StreamedResponse(blob_stat, self._chunks(bundle_file))
 
-    async def _chunks(self, file: BinaryIO) -> AsyncIterator[bytes]:
-        with file:
-            while chunk := await self._disk.run(lambda: file.read(PART_BYTES)):
+    async def _chunks(self, bundle_file: BinaryIO) -> AsyncIterator[bytes]:
+        with bundle_file:
+            while chunk := await self._disk.run(lambda: bundle_file.read(PART_BYTES)):
                 yield chunk
 
 
@@ -202,15 +204,15 @@ def _touch(path: Path) -> bool:
 
 def _open_hashed(path: Path) -> tuple[BinaryIO, BlobStat]:
     """Open a file and return it with its size and hash. It stays readable if it is deleted meanwhile."""
-    file = path.open("rb")
+    bundle_file = path.open("rb")
     try:
-        bundle_digest = hashlib.file_digest(file, "sha256").hexdigest()
-        file_bytes = file.tell()
-        file.seek(0)
+        bundle_digest = hashlib.file_digest(bundle_file, "sha256").hexdigest()
+        file_bytes = bundle_file.tell()
+        bundle_file.seek(0)
     except BaseException:
-        file.close()
+        bundle_file.close()
         raise
-    return file, BlobStat(file_bytes, bundle_digest)
+    return bundle_file, BlobStat(file_bytes, bundle_digest)
 
 
 def _prune(folder: Path, current_path: Path) -> None:
@@ -221,16 +223,16 @@ def _prune(folder: Path, current_path: Path) -> None:
     bundles: list[tuple[float, int, Path]] = []
     for bundle_path in folder.iterdir():
         try:
-            status = bundle_path.stat()
+            file_status = bundle_path.stat()
         except OSError:
             continue
         if bundle_path.name.startswith("."):
-            if status.st_mtime < time.time() - UNFINISHED_SECONDS:
+            if file_status.st_mtime < time.time() - UNFINISHED_SECONDS:
                 bundle_path.unlink(missing_ok=True)
             continue
-        bundles.append((status.st_mtime, status.st_size, bundle_path))
+        bundles.append((file_status.st_mtime, file_status.st_size, bundle_path))
     total_bytes = 0
-    for index, (_, bundle_bytes, bundle_path) in enumerate(sorted(bundles, reverse=True)):
+    for bundle_index, (_, bundle_bytes, bundle_path) in enumerate(sorted(bundles, reverse=True)):
         total_bytes += bundle_bytes
-        if bundle_path != current_path and (index >= MAX_BUNDLES or total_bytes > MAX_BUNDLE_BYTES):
+        if bundle_path != current_path and (bundle_index >= MAX_BUNDLES or total_bytes > MAX_BUNDLE_BYTES):
             bundle_path.unlink(missing_ok=True)
