@@ -118,12 +118,13 @@ class ConnectionGuard:
             self._refuse("too_slow", f"no complete request came within {self.head_seconds:.0f} s; send it again")
 
     def _refuse(self, code: str, message: str) -> None:
-        body = encode(Problem(code, message))
+        response_body = encode(Problem(code, message))
         response_head = (
-            f"HTTP/1.1 {status_of(code)} Refused\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            f"HTTP/1.1 {status_of(code)} Refused\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(response_body)}\r\n"
             "cache-control: no-store\r\nconnection: close\r\n\r\n"
         )
-        self.transport.write(response_head.encode() + body)
+        self.transport.write(response_head.encode() + response_body)
         self.transport.close()
 
 

@@ -17,8 +17,8 @@ T = TypeVar("T")
 class DiskThreads:
     """A thread pool for one kind of disk access. Separate pools keep slow reads from delaying writes."""
 
-    def __init__(self, name: str) -> None:
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=name)
+    def __init__(self, thread_name: str) -> None:
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=thread_name)
 
     async def run(self, function: Callable[[], T]) -> T:
         """Run a function in a thread and return its result. An `OSError` is raised as `BlobStoreUnavailable`."""

@@ -47,9 +47,9 @@ _decode = msgspec.json.Decoder(_StoredRules).decode
 class FailureRules:
     """Stores and caches the failure rules of tenants. `server` are the rules of the server's file."""
 
-    def __init__(self, store: Store, clock: Callable[[], float], server: Sequence[FailureRule] = ()) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float], server_rules: Sequence[FailureRule] = ()) -> None:
         self._store = store
-        self.server = tuple(server)
+        self.server = tuple(server_rules)
         self._cache: TtlCache[str, tuple[FailureRule, ...]] = TtlCache(CACHE_SECONDS, MAX_TENANTS, clock)
 
     async def for_tenant(self, tenant: str) -> tuple[FailureRule, ...]:
@@ -73,12 +73,12 @@ class FailureRules:
             text=stored_rules.text, by=stored_rules.by, at=stored_rules.at, version=stored_document.version, rules=rules
         )
 
-    async def save(self, tenant: str, text: str, *, by: str, at: int, expected_version: int | None) -> None:
+    async def save(self, tenant: str, rules_text: str, *, by: str, at: int, expected_version: int | None) -> None:
         """Replace the tenant's own rules file; `by` and `at` are stored for display.
 
         Raises `Refused` and stores nothing if the text has errors or the stored version is not `expected_version`.
         """
-        parse_result = failure_rules.parse_failure_rules(text)
+        parse_result = failure_rules.parse_failure_rules(rules_text)
         if parse_result.rules is None:
             errors = [str(problem) for problem in parse_result.problems if not problem.is_warning]
             more_text = f"; and {len(errors) - MAX_LISTED} more" if len(errors) > MAX_LISTED else ""
@@ -87,10 +87,10 @@ class FailureRules:
         stored_version = stored_document.version if stored_document is not None else 0
         if expected_version is not None and expected_version != stored_version:
             raise Refused("stale_version", f"the rules are at version {stored_version}, not {expected_version}")
-        encoded_rules = _encode(_StoredRules(text=text, by=by, at=at))
+        rules_json = _encode(_StoredRules(text=rules_text, by=by, at=at))
         try:
             await self._store.put_documents(
-                [Document(kind=KIND, tenant=tenant, name=KIND, version=stored_version, at=0, body=encoded_rules)]
+                [Document(kind=KIND, tenant=tenant, name=KIND, version=stored_version, at=0, body=rules_json)]
             )
         except Conflict:
             raise Refused("stale_version", "another request set these rules at the same moment") from None

@@ -48,6 +48,7 @@ class Follower:
             await cancel_and_wait(self._follow_task)
 
     async def _run(self) -> None:
+        """Pass each page of new events to the listeners, until cancelled. After an error, retry after a pause."""
         is_error_logged = False
         while True:
             try:

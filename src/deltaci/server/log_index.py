@@ -149,7 +149,7 @@ class LogIndexes:
 
     def __init__(self, max_cached: int = MAX_CACHED) -> None:
         self._max_cached = max_cached
-        self._cache: OrderedDict[tuple[str, int], _LockedIndex] = OrderedDict()
+        self._index_by_lease: OrderedDict[tuple[str, int], _LockedIndex] = OrderedDict()
         self._lock = Lock()
 
     def snapshot(self, logs: LogStore, attempt_id: str, lease_number: int, first_block: int = 0) -> LogIndexSnapshot:
@@ -159,10 +159,10 @@ class LogIndexes:
         """
         log_key = (attempt_id, lease_number)
         with self._lock:
-            locked_index = self._cache.pop(log_key, None) or _LockedIndex()
-            self._cache[log_key] = locked_index
-            while len(self._cache) > self._max_cached:
-                self._cache.popitem(last=False)
+            locked_index = self._index_by_lease.pop(log_key, None) or _LockedIndex()
+            self._index_by_lease[log_key] = locked_index
+            while len(self._index_by_lease) > self._max_cached:
+                self._index_by_lease.popitem(last=False)
         with locked_index.lock:
             log_size = logs.size(attempt_id, lease_number)
             if log_size < locked_index.index.size:  # The log was deleted and restarted.

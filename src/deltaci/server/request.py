@@ -39,17 +39,17 @@ class Request:
         self._receive = receive
         self.id = ""  # Identifies the request in the server's log; empty for requests of runners.
 
-    def header(self, name: bytes) -> str:
+    def header(self, header_name: bytes) -> str:
         """Return the value of a header by its lower-case name, the last one if it is repeated, or an empty string."""
         header_value = b""
         for sent_name, sent_value in self._headers:
-            if sent_name == name:
+            if sent_name == header_name:
                 header_value = sent_value
         return header_value.decode("utf-8", "replace")
 
-    def has_header(self, name: bytes) -> bool:
+    def has_header(self, header_name: bytes) -> bool:
         """Return whether the header was sent, even with an empty value."""
-        return any(sent_name == name for sent_name, _ in self._headers)
+        return any(sent_name == header_name for sent_name, _ in self._headers)
 
     async def body(self, max_bytes: int) -> bytes:
         """Return the whole body. Raises `Refused` like `chunks`."""

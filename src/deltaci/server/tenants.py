@@ -41,29 +41,31 @@ _decode = msgspec.json.Decoder(Quotas).decode
 class RateLimited(Exception):
     """The tenant exceeded its request rate. It may send the next request after `seconds`."""
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"the tenant sends too many requests; retry in {seconds:.1f} s")
-        self.seconds = seconds
+    def __init__(self, retry_seconds: float) -> None:
+        super().__init__(f"the tenant sends too many requests; retry in {retry_seconds:.1f} s")
+        self.seconds = retry_seconds
 
 
 class TokenBucket:
-    """A token bucket for `rate` requests per second. It holds at most the tokens of `BURST_SECONDS`."""
+    """A token bucket for `tokens_per_second` requests per second. It holds at most the tokens of `BURST_SECONDS`."""
 
     __slots__ = ("_refilled_at", "_tokens")
 
-    def __init__(self, rate: int, now: float) -> None:
-        self._tokens = float(rate * BURST_SECONDS)
+    def __init__(self, tokens_per_second: int, now: float) -> None:
+        self._tokens = float(tokens_per_second * BURST_SECONDS)
         self._refilled_at = now
 
-    def take(self, rate: int, now: float) -> None:
+    def take(self, tokens_per_second: int, now: float) -> None:
         """Take one token. Raise `RateLimited` if there is none.
 
-        Before, add `rate` tokens for each second since the last call, up to BURST_SECONDS' worth.
+        Before, add `tokens_per_second` tokens for each second since the last call, up to BURST_SECONDS' worth.
         """
-        self._tokens = min(float(rate * BURST_SECONDS), self._tokens + (now - self._refilled_at) * rate)
+        self._tokens = min(
+            float(tokens_per_second * BURST_SECONDS), self._tokens + (now - self._refilled_at) * tokens_per_second
+        )
         self._refilled_at = now
         if self._tokens < 1:
-            raise RateLimited((1 - self._tokens) / rate)
+            raise RateLimited((1 - self._tokens) / tokens_per_second)
         self._tokens -= 1
 
 
@@ -76,7 +78,7 @@ class RequestSlots:
     def __init__(self, max_running: int = MAX_RUNNING, max_waiting: int = MAX_WAITING) -> None:
         self._free_slot_count = max_running
         self._max_waiting = max_waiting
-        self._waiting_futures: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._waiting_futures_by_tenant: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._waiting_count = 0
 
     @asynccontextmanager
@@ -95,7 +97,7 @@ class RequestSlots:
         if self._waiting_count >= self._max_waiting:
             raise Overloaded(f"{self._max_waiting} requests are waiting already")
         slot_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting_futures.setdefault(tenant, deque()).append(slot_future)
+        self._waiting_futures_by_tenant.setdefault(tenant, deque()).append(slot_future)
         self._waiting_count += 1
         try:
             await slot_future
@@ -105,12 +107,14 @@ class RequestSlots:
             raise
 
     def _release(self) -> None:
-        while self._waiting_futures:
-            tenant, queue = self._waiting_futures.popitem(last=False)
-            slot_future = queue.popleft()
+        while self._waiting_futures_by_tenant:
+            tenant, waiting_futures = self._waiting_futures_by_tenant.popitem(last=False)
+            slot_future = waiting_futures.popleft()
             self._waiting_count -= 1
-            if queue:
-                self._waiting_futures[tenant] = queue  # Added at the end, so that the other tenants are served first.
+            if waiting_futures:
+                self._waiting_futures_by_tenant[tenant] = (
+                    waiting_futures  # Added at the end, so that the other tenants are served first.
+                )
             if not slot_future.done():
                 slot_future.set_result(None)
                 return
@@ -138,11 +142,15 @@ class Tenants:
 
     async def set_quotas(self, tenant: str, quotas: Quotas) -> None:
         """Store the quotas. Other servers use them after at most two seconds."""
-        document = await self._store.find_document(QUOTAS, QUOTAS, tenant)
-        version = document.version if document is not None else 0
+        stored_document = await self._store.find_document(QUOTAS, QUOTAS, tenant)
+        document_version = stored_document.version if stored_document is not None else 0
         try:
             await self._store.put_documents(
-                [Document(kind=QUOTAS, tenant=tenant, name=QUOTAS, version=version, at=0, body=_encode(quotas))]
+                [
+                    Document(
+                        kind=QUOTAS, tenant=tenant, name=QUOTAS, version=document_version, at=0, body=_encode(quotas)
+                    )
+                ]
             )
         except Conflict:
             raise Refused("stale_version", "another request set these quotas at the same moment") from None

@@ -46,62 +46,64 @@ class TestReports:
     __test__ = False  # Not a test class, despite its name.
 
     def __init__(self) -> None:
-        self._cache: OrderedDict[tuple[str, int], ParsedReports] = OrderedDict()
+        self._reports_by_lease: OrderedDict[tuple[str, int], ParsedReports] = OrderedDict()
         self._lock = asyncio.Lock()
 
     async def read(self, attempt: Attempt, lease_number: int, blobs: BlobStore, disk: DiskThreads) -> ParsedReports:
         """Return the parsed reports that a finished attempt uploaded under a lease, from the cache if possible."""
         report_key = (attempt.id, lease_number)
         async with self._lock:
-            reports = self._cache.pop(report_key, None)
+            reports = self._reports_by_lease.pop(report_key, None)
             if reports is None:
                 reports = await disk.run(lambda: read_reports(blobs, attempt, lease_number))
-            self._cache[report_key] = reports
-            cached_case_count = sum(len(cached_reports.cases) for cached_reports in self._cache.values())
-            while cached_case_count > MAX_CACHED and len(self._cache) > 1:
-                _, evicted_reports = self._cache.popitem(last=False)
+            self._reports_by_lease[report_key] = reports
+            cached_case_count = sum(len(cached_reports.cases) for cached_reports in self._reports_by_lease.values())
+            while cached_case_count > MAX_CACHED and len(self._reports_by_lease) > 1:
+                _, evicted_reports = self._reports_by_lease.popitem(last=False)
                 cached_case_count -= len(evicted_reports.cases)
         return reports
 
 
 def read_reports(blobs: BlobStore, attempt: Attempt, lease_number: int) -> ParsedReports:
     """Parse the reports that an attempt uploaded under a lease. An unreadable report becomes a problem."""
-    problems: list[str] = []
-    files = _read_files(blobs, attempt, lease_number, problems)
+    problem_messages: list[str] = []
+    files = _read_files(blobs, attempt, lease_number, problem_messages)
     try:
-        cases = read_cases(files, lambda error: problems.append(error.message))
+        cases = read_cases(files, lambda error: problem_messages.append(error.message))
     except Refused as refused:
-        return ParsedReports((), (*problems, refused.message))
+        return ParsedReports((), (*problem_messages, refused.message))
     if len(cases) > MAX_TESTS:
-        return ParsedReports((), (*problems, f"there are {len(cases)} tests; at most {MAX_TESTS} of a job are listed"))
-    return ParsedReports(tuple(map(_sanitize, cases)), tuple(problems))
+        return ParsedReports(
+            (), (*problem_messages, f"there are {len(cases)} tests; at most {MAX_TESTS} of a job are listed")
+        )
+    return ParsedReports(tuple(map(_sanitize, cases)), tuple(problem_messages))
 
 
-def _sanitize(case: TestCase) -> TestCase:
+def _sanitize(test_case: TestCase) -> TestCase:
     """Return the test without control characters and bidirectional marks, its texts shortened as runners do."""
-    output = "\n".join(plain_line(line, MAX_OUTPUT_CHARACTERS) for line in case.output.splitlines())
-    message = plain_line(case.message, MAX_MESSAGE_CHARACTERS)
+    output = "\n".join(plain_line(line, MAX_OUTPUT_CHARACTERS) for line in test_case.output.splitlines())
+    message = plain_line(test_case.message, MAX_MESSAGE_CHARACTERS)
     return msgspec.structs.replace(
-        case, name=plain_line(case.name, MAX_NAME_CHARACTERS), message=message, output=output
+        test_case, name=plain_line(test_case.name, MAX_NAME_CHARACTERS), message=message, output=output
     )
 
 
 def _read_files(
-    blobs: BlobStore, attempt: Attempt, lease_number: int, problems: list[str]
+    blobs: BlobStore, attempt: Attempt, lease_number: int, problem_messages: list[str]
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield path and contents of each uploaded report. For each skipped report, append a message to `problems`."""
+    """Yield path and contents of each uploaded report. For a skipped report, append a message to `problem_messages`."""
     remaining_bytes = MAX_BYTES
     for path in report_paths(attempt.report):
         try:
             blob_key = keys.artifact_key(attempt.tenant, attempt.id, lease_number, path)
         except Refused:
-            problems.append(f"the test report {path[:200]} has a name that cannot be stored")
+            problem_messages.append(f"the test report {path[:200]} has a name that cannot be stored")
             continue
         blob_stat = blobs.stat(blob_key)
         if blob_stat is None:
-            problems.append(f"the test report {path[:200]} is no longer stored")
+            problem_messages.append(f"the test report {path[:200]} is no longer stored")
         elif blob_stat.bytes > remaining_bytes:
-            problems.append(
+            problem_messages.append(
                 f"the test report {path[:200]} has {blob_stat.bytes} bytes; at most {MAX_BYTES} are read here"
             )
         else:

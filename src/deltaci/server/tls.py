@@ -42,7 +42,9 @@ class Peer(msgspec.Struct, frozen=True):
         # A connection may outlive the certificate that it was opened with.
         if self.expires_at <= now:
             raise Refused("expired_credential", "the client certificate has expired; connect with a new one")
-        tenant, separator, runner = (unquote(part) for part in runner_uris[0].removeprefix(SCHEME).partition("/"))
+        tenant, separator, runner = (
+            unquote(uri_part) for uri_part in runner_uris[0].removeprefix(SCHEME).partition("/")
+        )
         if len(runner_uris) > 1 or not separator or not is_tenant_name(tenant) or not is_runner_name(runner):
             raise Refused(
                 "bad_credential",
@@ -93,18 +95,18 @@ def _log_rarely(message: str) -> None:
 
 
 def server_context(
-    cert: Path, key: Path, client_ca: Path | None = None, *, require_client_cert: bool = False
+    certificate_path: Path, key_path: Path, client_ca_path: Path | None = None, *, require_client_cert: bool = False
 ) -> ssl.SSLContext:
-    """Return the server's context for TLS 1.2 or newer, which verifies client certificates if `client_ca` is given.
+    """Return the server's context for TLS 1.2 or newer, which verifies client certificates with `client_ca_path`.
 
     Raises `ValueError` that says which file is wrong and why.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.sslobject_class = _LoggingSslObject
-    load_certificate(context, cert, key)
-    if client_ca is not None:
-        load_authorities(context, client_ca)
+    load_certificate(context, certificate_path, key_path)
+    if client_ca_path is not None:
+        load_authorities(context, client_ca_path)
         context.verify_mode = ssl.CERT_REQUIRED if require_client_cert else ssl.CERT_OPTIONAL
     elif require_client_cert:
         raise ValueError("--require-client-cert needs the CA that signs client certificates; give --client-ca FILE")

@@ -110,11 +110,13 @@ class ApiKeys:
         key_record = await self._find(token_match[1]) if token_match else None
         # Compared even if there is no such key, so that the response time does not reveal whether a key exists.
         secret_digest = sha256(token_match[2].encode() if token_match else b"").hexdigest()
-        is_valid = hmac.compare_digest(secret_digest, key_record.digest if key_record is not None else "0" * 64)
-        return self._valid_caller(key_record if is_valid else None)
+        has_matching_secret = hmac.compare_digest(
+            secret_digest, key_record.digest if key_record is not None else "0" * 64
+        )
+        return self._valid_caller(key_record if has_matching_secret else None)
 
     async def caller_by_id(self, key_id: str) -> Caller:
-        """Return the caller of a key by its id, without its secret, which was verified before.
+        """Return the caller of the key with this id. The key's secret must have been verified before.
 
         Raises `Refused` if the key is no longer valid.
         """
@@ -174,15 +176,15 @@ class ApiKeys:
     async def revoke(self, tenant: str, id: str, by: str) -> KeyRecord | None:
         """Mark a key as revoked, unless it is already. Return its record, or None if there is no such key."""
         while True:
-            document = await self._store.find_document(KEY, id, tenant)
-            if document is None:
+            stored_document = await self._store.find_document(KEY, id, tenant)
+            if stored_document is None:
                 return None
-            key_record = _decode(document.body)
+            key_record = _decode(stored_document.body)
             if key_record.revoked_at:
                 return key_record
             key_record = msgspec.structs.replace(key_record, revoked_at=self.now(), revoked_by=by)
             try:
-                await self._put(key_record, document.version)
+                await self._put(key_record, stored_document.version)
             except Conflict:
                 continue  # Revoked at the same moment by another request: return that one.
             self._cache.discard(id)
@@ -195,5 +197,5 @@ class ApiKeys:
     async def _find(self, id: str) -> KeyRecord | None:
         if (cached := self._cache.get(id)) is not None:
             return cached
-        document = await self._store.find_document(KEY, id)
-        return self._cache.put(id, _decode(document.body)) if document is not None else None
+        stored_document = await self._store.find_document(KEY, id)
+        return self._cache.put(id, _decode(stored_document.body)) if stored_document is not None else None

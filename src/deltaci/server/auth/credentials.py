@@ -65,10 +65,9 @@ class Signer:
     def sign(self, use: Use, runner_id: str, tenant: str, seconds: float, *, again: bool = False) -> str:
         """Return a signed token for one use that is valid for this many seconds."""
         now = self._clock()
-        encoded_claims = _encode(Claims(use, runner_id, tenant, now + seconds, now, again))
+        claims_json = _encode(Claims(use, runner_id, tenant, now + seconds, now, again))
         return PREFIX + ".".join(
-            urlsafe_b64encode(token_part).decode().rstrip("=")
-            for token_part in (encoded_claims, self._mac(encoded_claims))
+            urlsafe_b64encode(token_part).decode().rstrip("=") for token_part in (claims_json, self._mac(claims_json))
         )
 
     def read(self, token: str, use: Use) -> Claims:
@@ -87,16 +86,16 @@ class Signer:
 
     def _verify(self, token: str) -> Claims:
         try:
-            encoded_claims, mac = (
+            claims_json, mac = (
                 urlsafe_b64decode(token_part + "==") for token_part in token.removeprefix(PREFIX).split(".")
             )
         except ValueError:
-            encoded_claims, mac = b"", b""
-        if not hmac.compare_digest(mac, self._mac(encoded_claims)):
+            claims_json, mac = b"", b""
+        if not hmac.compare_digest(mac, self._mac(claims_json)):
             raise Refused(
                 "bad_credential", "this token was not signed by this server; register the runner with a new one"
             )
-        return _decode(encoded_claims)
+        return _decode(claims_json)
 
     def _mac(self, content: bytes) -> bytes:
         return hmac.digest(self._key, content, "sha256")

@@ -161,9 +161,10 @@ class IssuerClient:
         Raises `Refused` for a malformed token, algorithm or issuer, so that nothing is fetched for it.
         """
         try:
-            encoded_header, encoded_claims, _ = token.split(".")
+            header_base64, claims_base64, _ = token.split(".")
             token_header, token_claims = (
-                _decode(urlsafe_b64decode(part + "=" * (-len(part) % 4))) for part in (encoded_header, encoded_claims)
+                _decode(urlsafe_b64decode(part_base64 + "=" * (-len(part_base64) % 4)))
+                for part_base64 in (header_base64, claims_base64)
             )
         except (ValueError, RecursionError):  # msgspec's errors are ValueErrors.
             raise bad_token("the token is neither one of this server nor a signed JWT") from None
