@@ -283,7 +283,7 @@ async def test_without_waiters_no_state_is_left(backend: Backend, monkeypatch: p
         assert ids(await waiting) == ["q1"]
         await polling
 
-        assert not room.claim_waiters._groups
+        assert not room.claim_waiters._group_by_key
         assert room.claim_waiters._poll_task is None
         assert heard[-1] == {(TENANT, "gpu"): 1}
         assert server.store.commit_hints._listeners == [heard.append]

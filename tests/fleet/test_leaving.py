@@ -135,7 +135,7 @@ async def test_draining_a_waiting_worker_ends_its_claim(fleet: OpenFleet) -> Non
         runner, other = await here.runner("w1"), await here.runner("w2")
         request = json.dumps({"type": "Lease", "runner_id": "w1", "wait_seconds": 60}).encode()
         waiting = asyncio.create_task(runner.request("POST", "lease", request))
-        groups = here.message_handlers._waiters._groups
+        groups = here.message_handlers._waiters._group_by_key
         while not any(group.waiting for group in groups.values()):
             await asyncio.wait({waiting}, timeout=0.001)
         await here.server.do(worker.Drain(id="w1", reason="", actor="user:ada"))

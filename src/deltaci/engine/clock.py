@@ -77,11 +77,11 @@ class MonotonicClock:
                 self._max_offset += record_time - self._last_time
             self._last_time = record_time
 
-    def _warn_once(self, seconds: float) -> None:
+    def _warn_once(self, jump_seconds: float) -> None:
         if not self._has_warned:
             LOGGER.warning(
                 "the store's clock is %.0f s ahead of real time since this process began; going on at the real pace. "
                 "If the clock is right now, restart: leases that are held then end at once",
-                seconds,
+                jump_seconds,
             )
         self._has_warned = True

@@ -79,18 +79,18 @@ class Engine:
         command_list = list(commands)
         response_by_index: list[Any] = [None] * len(command_list)
         indexes_by_shard: dict[Shard, list[int]] = {}
-        for index, command in enumerate(command_list):
-            indexes_by_shard.setdefault(self._shard_of(command.id), []).append(index)
+        for command_index, command in enumerate(command_list):
+            indexes_by_shard.setdefault(self._shard_of(command.id), []).append(command_index)
         submitted_parts = []
         for shard, indexes in indexes_by_shard.items():
             for part_start in range(0, len(indexes), MAX_BATCH):
                 part_indexes = indexes[part_start : part_start + MAX_BATCH]
                 submitted_parts.append(
-                    (part_indexes, self._submit([command_list[index] for index in part_indexes], shard))
+                    (part_indexes, self._submit([command_list[command_index] for command_index in part_indexes], shard))
                 )
         for part_indexes, part_future in submitted_parts:
-            for index, response in zip(part_indexes, await part_future, strict=True):
-                response_by_index[index] = response
+            for command_index, response in zip(part_indexes, await part_future, strict=True):
+                response_by_index[command_index] = response
         return response_by_index
 
     async def claim(self, claim: Claim) -> list[ClaimedAttempt]:
@@ -121,15 +121,15 @@ class Engine:
         shard.submit(PendingRequests(requests, responses_future))
         return responses_future
 
-    def _shard_of(self, id: str) -> Shard:
+    def _shard_of(self, record_id: str) -> Shard:
         """Return the shard that decides commands for the record: the shard that caches it, if there is one.
 
         Otherwise the run id is hashed, so that one shard gets all commands for a run.
         """
         for shard in self._shards:
-            if shard.caches(id):
+            if shard.caches(record_id):
                 return shard
-        return self._shards[hash(id.partition("/")[0]) % len(self._shards)]
+        return self._shards[hash(record_id.partition("/")[0]) % len(self._shards)]
 
     def _any_shard(self) -> Shard:
         self._next_shard += 1

@@ -51,9 +51,9 @@ async def pages(
     last_seq = after
     with store.commit_hints.subscribe() as subscription:
         while True:
-            page = await store.events(last_seq, PAGE, entity_id=entity_id, run_id=run_id)
-            if page:
-                last_seq = page[-1].seq
-                yield page
-            if len(page) < PAGE:
+            events = await store.events(last_seq, PAGE, entity_id=entity_id, run_id=run_id)
+            if events:
+                last_seq = events[-1].seq
+                yield events
+            if len(events) < PAGE:
                 await subscription.wait()

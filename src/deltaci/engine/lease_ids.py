@@ -25,10 +25,12 @@ class LeaseIdMinter:
         """
         return hmac.digest(self._key, f"{attempt_id}|{lease_number}|{salt}".encode(), "sha256").hex()
 
-    def live_lease_id(self, record: Attempt) -> str:
+    def live_lease_id(self, attempt: Attempt) -> str:
         """Return the id of the attempt's live lease, or an empty string if it has none that this key created."""
-        live_lease = record.lease
+        live_lease = attempt.lease
         if live_lease is None:
             return ""
-        lease_id = ids.lease_id(record.id, live_lease.number, self.mint(record.id, live_lease.number, live_lease.salt))
+        lease_id = ids.lease_id(
+            attempt.id, live_lease.number, self.mint(attempt.id, live_lease.number, live_lease.salt)
+        )
         return lease_id if lease.is_held_by(live_lease, ids.lease_ref(lease_id), live_lease.worker_id) else ""

@@ -81,8 +81,8 @@ class QueueJob:
 
     __slots__ = ("_record",)
 
-    def __init__(self, record: Attempt) -> None:
-        self._record = record
+    def __init__(self, attempt_record: Attempt) -> None:
+        self._record = attempt_record
 
     @property
     def id(self) -> str:
@@ -177,9 +177,11 @@ class QueueJob:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all properties as a dict of values that JSON can represent."""
-        fields = {name: getattr(self, name) for name in _FIELDS}
-        fields |= {name: msgspec.to_builtins(fields[name]) for name in ("error", "lease")}
-        return fields
+        value_by_field = {field_name: getattr(self, field_name) for field_name in _FIELDS}
+        value_by_field |= {
+            field_name: msgspec.to_builtins(value_by_field[field_name]) for field_name in ("error", "lease")
+        }
+        return value_by_field
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, QueueJob) and (self.id, self.rev) == (other.id, other.rev)
@@ -202,8 +204,8 @@ class ClaimedJob(QueueJob):
 
     __slots__ = ("lease_id",)
 
-    def __init__(self, record: Attempt, lease_id: str) -> None:
-        super().__init__(record)
+    def __init__(self, attempt_record: Attempt, lease_id: str) -> None:
+        super().__init__(attempt_record)
         self.lease_id = lease_id
 
 
@@ -279,7 +281,7 @@ class AsyncQueue:
         # request_id are decided together in one transaction; all others are written in as many as they need.
         if len(creations) > 1 and any(creation.request_id and not creation.or_existing for creation in creations):
             return await self._create_together(creations)
-        return [QueueJob(record) for record in await self._apply_commands(creations)]
+        return [QueueJob(attempt_record) for attempt_record in await self._apply_commands(creations)]
 
     async def _create_together(self, creations: Sequence[NewRecord]) -> list[QueueJob]:
         decision = await self._engine.do(CreateRecords(id=creations[0].id, records=tuple(creations)))
@@ -299,7 +301,7 @@ class AsyncQueue:
         else:
             seed = job.request_id and blake2b(f"{self._tenant}\1{job.request_id}".encode(), digest_size=16).hexdigest()
             id = f"q-{seed or _random_id()}"
-        record = Attempt(
+        attempt_record = Attempt(
             id=id,
             tenant=self._tenant,
             queue_key=queue_key(job.labels),
@@ -312,7 +314,7 @@ class AsyncQueue:
         )
         return NewRecord(
             id=id,
-            record=record,
+            record=attempt_record,
             request_id=job.request_id,
             or_existing=bool(job.dedupe_key),
             has_random_id=not job.dedupe_key and not job.request_id,
@@ -573,23 +575,25 @@ class AsyncQueue:
         return attempts
 
 
-def _unexpected_end(command: Command, record: Attempt) -> JobCanceled | LeaseLost | None:
+def _unexpected_end(command: Command, attempt_record: Attempt) -> JobCanceled | LeaseLost | None:
     """Return the error for a command after which the job has ended in another way than its sender asked for, or None.
 
     That is a result after the request to cancel the job, and a stall or requeue after too many lost leases.
     """
-    if record.lease is not None:
+    if attempt_record.lease is not None:
         return None
-    if isinstance(command, attempt.Outcome) and not attempt.complete_answer(record)[0]:
+    if isinstance(command, attempt.Outcome) and not attempt.complete_answer(attempt_record)[0]:
         return JobCanceled(
-            record.cancel_reason, f"job {record.id} was cancelled ({record.cancel_reason}); its result was not stored"
+            attempt_record.cancel_reason,
+            f"job {attempt_record.id} was cancelled ({attempt_record.cancel_reason}); its result was not stored",
         )
-    is_lost = record.state == attempt.FAILED and record.is_lost_too_often
+    is_lost = attempt_record.state == attempt.FAILED and attempt_record.is_lost_too_often
     if is_lost and isinstance(command, attempt.Stall | attempt.Requeue):
         return LeaseLost(
-            record.lost_leases,
-            f"job {record.id} lost {record.lost_leases} {'lease' if record.lost_leases == 1 else 'leases'}, more than "
-            f"max_lost_leases allows ({record.max_lost_leases}), and has failed; enqueue it again if needed",
+            attempt_record.lost_leases,
+            f"job {attempt_record.id} lost {attempt_record.lost_leases} "
+            f"{'lease' if attempt_record.lost_leases == 1 else 'leases'}, more than "
+            f"max_lost_leases allows ({attempt_record.max_lost_leases}), and has failed; enqueue it again if needed",
         )
     return None
 
@@ -631,9 +635,9 @@ def _check_new_job(job: object) -> None:
     check_request_id(job.request_id)
     if job.dedupe_key != "":
         check_text("dedupe_key", job.dedupe_key)
-    for name in ("priority", "timeout_seconds", "max_lost_leases"):
-        value = getattr(job, name)
-        if not isinstance(value, int) or isinstance(value, bool) or abs(value) > MAX_INT:
-            raise bad_request(f"{name} is {short_repr(value)}; give a whole number of 32 bits")
+    for field_name in ("priority", "timeout_seconds", "max_lost_leases"):
+        field_value = getattr(job, field_name)
+        if not isinstance(field_value, int) or isinstance(field_value, bool) or abs(field_value) > MAX_INT:
+            raise bad_request(f"{field_name} is {short_repr(field_value)}; give a whole number of 32 bits")
     if job.timeout_seconds < 1 or job.max_lost_leases < 0:
         raise bad_request("timeout_seconds must be at least 1 and max_lost_leases at least 0; give more")

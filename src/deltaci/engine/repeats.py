@@ -23,17 +23,17 @@ class Repeats:
 
     def recall(self, commands: Iterable[Command], unit: UnitOfWork) -> Transaction[None]:
         """Add the requests of these commands to their records in the unit if they were moved out of them before."""
-        keys = [
+        repeat_keys = [
             (command.id, command.request_id)
             for command in commands
             if (record := unit.records.get(command.id)) is not None and may_have_moved(record, command.request_id)
         ]
-        if new_keys := tuple(dict.fromkeys(key for key in keys if key not in self._recalled)):
+        if new_keys := tuple(dict.fromkeys(key for key in repeat_keys if key not in self._recalled)):
             self._recalled.update((key, []) for key in new_keys)
             moved_requests: list[MovedRequest] = yield FindRequests(new_keys)
             for moved in moved_requests:
                 self._recalled[moved.key].append(moved.request)
-        for key in keys:
+        for key in repeat_keys:
             record = unit.records[key[0]]
             if record is not None and self._recalled[key]:
                 unit.records[key[0]] = recall_requests(record, self._recalled[key])

@@ -572,10 +572,10 @@ class Shard:
         claimed: list[ClaimedAttempt] = []
         for grant in grants:
             try:
-                record = self._unit_of_work.records[grant.attempt_id]
-                claimed.append(granted_again(record, grant, derive_lease_secret, now))
+                attempt_record = self._unit_of_work.records[grant.attempt_id]
+                claimed.append(granted_again(attempt_record, grant, derive_lease_secret, now))
             except StaleLease as stale:
-                refusal = unreadable_refusal(record) or stale
+                refusal = unreadable_refusal(attempt_record) or stale
         return ClaimResult(claimed) if claimed else refusal
 
     def _next_pool(
@@ -592,7 +592,7 @@ class Shard:
 
     def _grant(
         self,
-        record: Attempt,
+        attempt_record: Attempt,
         claim: Claim,
         secret: str,
         now: int,
@@ -605,14 +605,14 @@ class Shard:
         """
         actor = worker_actor(claim.worker_id)
         salt = ""
-        lease_number = record.claims + 1
+        lease_number = attempt_record.claims + 1
         derive_lease_secret = claim.derive_lease_secret or self._derive_lease_secret
         if derive_lease_secret is not None:
             salt = secret[:SALT_CHARS]
-            secret = derive_lease_secret(record.id, lease_number, salt)
-        lease_id = ids.lease_id(record.id, lease_number, secret)
+            secret = derive_lease_secret(attempt_record.id, lease_number, salt)
+        lease_id = ids.lease_id(attempt_record.id, lease_number, secret)
         grant_command = attempt.Grant(
-            id=record.id,
+            id=attempt_record.id,
             actor=actor,
             request_id=claim.request_id,
             fingerprint=ids.lease_fingerprint(lease_id),

@@ -29,9 +29,9 @@ class Timers:
         """Apply due deadlines forever. Pause only after a batch that was not full."""
         last_failure = ""
         while True:
-            count, failure = 0, ""
+            due_count, failure = 0, ""
             try:
-                count = await self._engine.tick()
+                due_count = await self._engine.tick()
             except (Unavailable, Conflict) as error:
                 failure = str(error)
                 if failure != last_failure:
@@ -42,6 +42,6 @@ class Timers:
                 if failure != last_failure:
                     LOGGER.exception("timers: internal error; retrying")
             last_failure = failure
-            if count < MAX_BATCH:
+            if due_count < MAX_BATCH:
                 # Jitter keeps several servers from querying at the same moment.
                 await asyncio.sleep(self._poll_seconds * random.uniform(0.8, 1.2))

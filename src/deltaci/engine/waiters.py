@@ -48,9 +48,9 @@ class ClaimPermit(msgspec.Struct, frozen=True):
 class WaiterGroup:
     """The waiting claims of workers with the same tenant and labels, in order of arrival."""
 
-    def __init__(self, key: GroupKey) -> None:
-        self.key = key
-        self.labels = frozenset(key[1])
+    def __init__(self, group_key: GroupKey) -> None:
+        self.key = group_key
+        self.labels = frozenset(group_key[1])
         self.waiting: OrderedDict[Waiter, None] = OrderedDict()
         self.query_count = 0  # Queries in flight.
         self.member_count = 0
@@ -60,15 +60,15 @@ class WaiterGroup:
         """Return a permit that can be handed over once per waiter of the group, at most MAX_HANDOVERS times."""
         return ClaimPermit(wakes_more, min(len(self.waiting), MAX_HANDOVERS))
 
-    def wake(self, permit: ClaimPermit, count: int) -> int:
-        """Give the permit to the first `count` waiters of the group, or all if there are fewer.
+    def wake(self, permit: ClaimPermit, max_waiters: int) -> int:
+        """Give the permit to the first `max_waiters` waiters of the group, or all if there are fewer.
 
         Return how many were woken.
         """
-        count = min(count, len(self.waiting))
-        for _ in range(count):
+        max_waiters = min(max_waiters, len(self.waiting))
+        for _ in range(max_waiters):
             self.waiting.popitem(last=False)[0].wake(permit)
-        return count
+        return max_waiters
 
     def offer(self) -> None:
         """Let one waiter of the group query the store. If it finds work, it wakes more."""
@@ -76,12 +76,12 @@ class WaiterGroup:
         self.request_repeats(permit, 1)
         self.wake(permit, 1)
 
-    def request_repeats(self, permit: ClaimPermit, count: int) -> None:
-        """Have up to `count` of the group's queries in flight repeated with this permit, if they find nothing.
+    def request_repeats(self, permit: ClaimPermit, max_queries: int) -> None:
+        """Have up to `max_queries` of the group's queries in flight repeated with this permit, if they find nothing.
 
         They may have started before the new work was visible.
         """
-        self._repeat_permits += [permit] * min(count, self.query_count - len(self._repeat_permits))
+        self._repeat_permits += [permit] * min(max_queries, self.query_count - len(self._repeat_permits))
 
     def take_repeat(self) -> ClaimPermit | None:
         """Remove and return the permit of one requested repeat, or None if no repeat is requested."""
@@ -159,7 +159,7 @@ class ClaimWaiters:
         self._commit_hints = commit_hints
         self._lease_limit = lease_limit
         self._find_eligible_workers = find_eligible_workers
-        self._groups: OrderedDict[GroupKey, WaiterGroup] = OrderedDict()
+        self._group_by_key: OrderedDict[GroupKey, WaiterGroup] = OrderedDict()
         self._poll_task: asyncio.Task[None] | None = None
         # Set by `stop`; completed when the last claim has returned.
         self._last_claim_future: asyncio.Future[None] | None = None
@@ -168,14 +168,14 @@ class ClaimWaiters:
     def close(self) -> None:
         """End all present and later waits. Their claims return no attempts."""
         self._is_closed = True
-        for group in self._groups.values():
+        for group in self._group_by_key.values():
             for waiter in list(group.waiting):
                 waiter.leave()
 
     async def stop(self) -> None:
         """End all waits as `close` does, and return after the last claim and the poll have ended."""
         self.close()
-        if self._groups:
+        if self._group_by_key:
             self._last_claim_future = asyncio.get_running_loop().create_future()
             await self._last_claim_future
         if self._poll_task is not None:
@@ -258,7 +258,7 @@ class ClaimWaiters:
             return
         for queue_key in queue_keys:
             required = required_labels(queue_key)
-            for other_group in self._groups.values():
+            for other_group in self._group_by_key.values():
                 if other_group.waiting and other_group.key[0] == group.key[0] and required <= other_group.labels:
                     other_group.wake(permit, 1)
                     break
@@ -271,17 +271,17 @@ class ClaimWaiters:
         if self._lease_limit is not None and (limit := await self._lease_limit(claim.tenant)) != claim.tenant_limit:
             claim = msgspec.structs.replace(claim, tenant_limit=limit)
         if self._find_eligible_workers is not None:
-            labels, ids = self._find_eligible_workers(claim.tenant)
-            claim = msgspec.structs.replace(claim, other_worker_labels=labels, other_worker_ids=ids)
+            worker_labels, worker_ids = self._find_eligible_workers(claim.tenant)
+            claim = msgspec.structs.replace(claim, other_worker_labels=worker_labels, other_worker_ids=worker_ids)
         return await self._engine.try_claim(claim)
 
     def _enter(self, group_key: GroupKey) -> WaiterGroup:
         """Return the group with this key, with one more member; create it if it does not exist."""
-        group = self._groups.get(group_key)
+        group = self._group_by_key.get(group_key)
         if group is None:
-            if not self._groups:
+            if not self._group_by_key:
                 self._commit_hints.add_listener(self._on_commit)
-            group = self._groups[group_key] = WaiterGroup(group_key)
+            group = self._group_by_key[group_key] = WaiterGroup(group_key)
         group.member_count += 1
         return group
 
@@ -292,8 +292,8 @@ class ClaimWaiters:
         """
         group.member_count -= 1
         if not group.member_count:
-            del self._groups[group.key]
-            if not self._groups:
+            del self._group_by_key[group.key]
+            if not self._group_by_key:
                 self._commit_hints.remove_listener(self._on_commit)
                 if self._last_claim_future is not None and not self._last_claim_future.done():
                     self._last_claim_future.set_result(None)
@@ -313,7 +313,7 @@ class ClaimWaiters:
             required = required_labels(queue_key)
             remaining_count = count
             woken_groups: list[WaiterGroup] = []
-            for group in self._groups.values():
+            for group in self._group_by_key.values():
                 if group.key[0] == tenant and required <= group.labels:
                     permit = group.create_permit()
                     group.request_repeats(permit, count)
@@ -321,11 +321,11 @@ class ClaimWaiters:
                         remaining_count -= group.wake(permit, remaining_count)
                         woken_groups.append(group)
             for group in woken_groups:  # At the next commit, other groups come first.
-                self._groups.move_to_end(group.key)
+                self._group_by_key.move_to_end(group.key)
 
     def _offer_capacity(self, tenant: str) -> None:
         """Let one waiter of each of the tenant's groups query the store: the tenant may have more leases now."""
-        for group in list(self._groups.values()):
+        for group in list(self._group_by_key.values()):
             if group.key[0] == tenant:
                 group.offer()
 
@@ -334,14 +334,14 @@ class ClaimWaiters:
 
         If there are more than MAX_POLLED_GROUPS, the groups take turns.
         """
-        for group_key in list(self._groups)[:MAX_POLLED_GROUPS]:
-            self._groups.move_to_end(group_key)
-            self._groups[group_key].offer()
+        for group_key in list(self._group_by_key)[:MAX_POLLED_GROUPS]:
+            self._group_by_key.move_to_end(group_key)
+            self._group_by_key[group_key].offer()
 
     async def _poll(self) -> None:
         """Periodically let one waiter of each group query the store, as long as there are groups."""
         try:
-            while self._groups:
+            while self._group_by_key:
                 await asyncio.sleep(self._commit_hints.poll_delay())
                 self._offer_to_groups()
         finally:

@@ -83,17 +83,17 @@ class _HandlerThreads:
     Finished tasks are collected. `wake` is called, in a handler's thread, when the first one can be taken.
     """
 
-    def __init__(self, handler: Handler, name: str, concurrency: int, wake: Callable[[], object]) -> None:
+    def __init__(self, handler: Handler, thread_name: str, concurrency: int, wake: Callable[[], object]) -> None:
         self._handler = handler
         self._is_async = inspect.iscoroutinefunction(handler)
         self._wake = wake
         self._finished_tasks: list[_FinishedTask] = []
         self._lock = threading.Lock()
-        self._thread_pool = ThreadPoolExecutor(concurrency, f"{name}-handler") if not self._is_async else None
+        self._thread_pool = ThreadPoolExecutor(concurrency, f"{thread_name}-handler") if not self._is_async else None
         self._handler_loop = new_loop()
         is_running = threading.Event()
         self._handler_loop.call_soon(is_running.set)
-        self._loop_thread = threading.Thread(target=self._run_loop, name=f"{name}-handlers", daemon=True)
+        self._loop_thread = threading.Thread(target=self._run_loop, name=f"{thread_name}-handlers", daemon=True)
         self._loop_thread.start()
         is_running.wait()  # Some loops lose a call from another thread that arrives before they run.
 
@@ -157,6 +157,7 @@ class _HandlerThreads:
             self._add_finished(_FinishedTask(task, handler_result))
 
     def _run_in_thread(self, task: Task) -> None:
+        """Run the handler for a task in this thread, and record its result or error."""
         fence = _ThreadFence()
         task.interrupt_handler = fence.trigger
         finished_task = _FinishedTask(task, error=Fenced())
@@ -260,6 +261,7 @@ class Worker:
             handlers.close()
 
     async def _claim_loop(self, handlers: _HandlerThreads, *, until_empty: bool) -> None:
+        """Claim jobs whenever there are free slots, until stopped. With `until_empty`, end when no job is left."""
         while not self._is_stopping.is_set():
             free_slots = min(self._concurrency - len(self._tasks) - self._claiming_count, self._max_claim)
             if free_slots <= 0:
@@ -287,6 +289,7 @@ class Worker:
                 await self._has_capacity.wait()
 
     async def _claim(self, limit: int, wait_seconds: float) -> list[ClaimedJob]:
+        """Return the jobs of one claim. It is not cancelled by a stop."""
         claim_task = asyncio.ensure_future(
             self._queue.claim_next(
                 self.name,
@@ -371,6 +374,7 @@ class Worker:
             await asyncio.sleep(max(0.01, next_at - time.monotonic()))
 
     async def _send_heartbeats(self, tasks: list[Task]) -> None:
+        """Renew the leases of these tasks, and fence each task whose lease was refused."""
         if not tasks:
             return
         sent_at = time.monotonic()
