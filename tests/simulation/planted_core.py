@@ -150,7 +150,7 @@ def jobs_do_not_wait_for_their_needs() -> Iterator[None]:
         return [cascade.open_job(open_job) for open_job in live]
 
     with (
-        patched((job, "_check_ready", lambda record, kind: None)),
+        patched((job, "_check_eligible", lambda record, kind: None)),
         replaced_follow_up(RUN, ("QUEUED",), cascade._start_jobs, start),
     ):
         yield

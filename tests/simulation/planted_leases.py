@@ -152,7 +152,7 @@ def leases_expire_early() -> Iterator[None]:
 def accept_window_is_short() -> Iterator[None]:
     """A lease is revoked after half of its accept window."""
     with patched_deadlines(
-        earlier(15, attempt.RevokeUnaccepted), (attempt, "_check_unaccepted", lambda record, at: None)
+        earlier(15, attempt.RevokeUnaccepted), (attempt, "_check_accept_window_over", lambda record, at: None)
     ):
         yield
 

@@ -53,12 +53,12 @@ def person_name(actor: str) -> str:
     return name if kind == USER else ""
 
 
-def check_gate(name: str, gate: Gate) -> None:
-    """Refuse a gate of the job `name` unless it requires 1 to MAX_APPROVERS approvers."""
+def check_gate(job_name: str, gate: Gate) -> None:
+    """Refuse a gate of the job `job_name` unless it requires 1 to MAX_APPROVERS approvers."""
     if not 1 <= gate.approvers <= MAX_APPROVERS:
         raise Refused(
             "bad_request",
-            f"job {name!r} asks for {gate.approvers} approvers; a gate has 1 to {MAX_APPROVERS}",
+            f"job {job_name!r} asks for {gate.approvers} approvers; a gate has 1 to {MAX_APPROVERS}",
         )
 
 

@@ -316,15 +316,16 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Transition:
             "not_eligible",
             f"attempt {attempt.id} lost its lease {attempt.lost_leases} times; requeue it to have it failed",
         )
-    if attempt.queue_key and (missing := required_labels(attempt.queue_key) - set(command.labels)):
+    if attempt.queue_key and (missing_labels := required_labels(attempt.queue_key) - set(command.labels)):
         raise Refused(
-            "not_eligible", f"attempt {attempt.id} needs {', '.join(sorted(missing))}; give it to a worker that has it"
+            "not_eligible",
+            f"attempt {attempt.id} needs {', '.join(sorted(missing_labels))}; give it to a worker that has it",
         )
-    number, worker_id = attempt.claims + 1, command.actor.partition(":")[2]
+    lease_number, worker_id = attempt.claims + 1, command.actor.partition(":")[2]
     granted_lease = lease.change(
         Lease(
-            id=ids.lease_name(attempt.id, number),
-            number=number,
+            id=ids.lease_name(attempt.id, lease_number),
+            number=lease_number,
             worker_id=worker_id,
             fingerprint=command.fingerprint,
             ttl_seconds=command.ttl_seconds,
@@ -336,9 +337,9 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Transition:
         at,
     )
     metadata = {
-        "claims": number,
+        "claims": lease_number,
         "lease": {
-            "number": number,
+            "number": lease_number,
             "worker_id": worker_id,
             "from": None,
             "to": granted_lease.state,
@@ -346,7 +347,7 @@ def _grant(attempt: Attempt, command: Grant, at: int) -> Transition:
             "expires_at": granted_lease.expires_at,
         },
     }
-    changes = {"lease": granted_lease, "claims": number, "started_at": 0, "progress": None, "progress_at": 0}
+    changes = {"lease": granted_lease, "claims": lease_number, "started_at": 0, "progress": None, "progress_at": 0}
     return LEASED, changes, metadata
 
 
@@ -452,7 +453,8 @@ def _expire(attempt: Attempt, _command: Expire, at: int) -> Transition:
     return _stale(attempt, lease.Expire, at, LEASE_EXPIRED)
 
 
-def _check_unaccepted(attempt: Attempt, at: int) -> None:
+def _check_accept_window_over(attempt: Attempt, at: int) -> None:
+    """Refuse to revoke a lease that was acknowledged or can still be acknowledged."""
     live_lease = attempt.lease
     if live_lease is None or live_lease.state != lease.GRANTED:
         raise Refused("wrong_state", f"the lease of attempt {attempt.id} was acknowledged; let it run")
@@ -465,7 +467,7 @@ def _check_unaccepted(attempt: Attempt, at: int) -> None:
 
 
 def _revoke_unaccepted(attempt: Attempt, _command: RevokeUnaccepted, at: int) -> Transition:
-    _check_unaccepted(attempt, at)
+    _check_accept_window_over(attempt, at)
     return _stale(attempt, lease.Revoke, at, NOT_ACCEPTED)
 
 
@@ -562,7 +564,7 @@ def _force_expired(attempt: Attempt, _command: Expire, at: int) -> Transition:
 
 
 def _force_unaccepted(attempt: Attempt, _command: RevokeUnaccepted, at: int) -> Transition:
-    _check_unaccepted(attempt, at)
+    _check_accept_window_over(attempt, at)
     return _force_canceled(attempt, lease.Revoke, at)
 
 
@@ -733,8 +735,8 @@ def start_of(grant: Grant, granted: Attempt) -> Start:
 
 def is_late(attempt: Attempt, heartbeat: Heartbeat) -> bool:
     """Return whether this heartbeat, or a later one, was applied under the live lease."""
-    number, live_lease = heartbeat.sequence_no, attempt.lease
-    return number is not None and live_lease is not None and number <= live_lease.last_heartbeat_no
+    sequence_number, live_lease = heartbeat.sequence_no, attempt.lease
+    return sequence_number is not None and live_lease is not None and sequence_number <= live_lease.last_heartbeat_no
 
 
 def _was_result_applied(attempt: Attempt, command: LeasedCommand, worker_id: str) -> bool:
@@ -788,8 +790,8 @@ def should_yield(
     """
     if not avoids(attempt, worker_id):
         return False
-    required = required_labels(attempt.queue_key)
-    matching = [index for index, labels in enumerate(eligible_labels) if required <= set(labels)]
+    required_label_set = required_labels(attempt.queue_key)
+    matching_indexes = [index for index, labels in enumerate(eligible_labels) if required_label_set <= set(labels)]
     if eligible_ids:
-        return any(not avoids(attempt, eligible_ids[index]) for index in matching)
-    return len(matching) >= len(attempt.avoid)
+        return any(not avoids(attempt, eligible_ids[index]) for index in matching_indexes)
+    return len(matching_indexes) >= len(attempt.avoid)

@@ -194,7 +194,7 @@ def _validate_job(unit: UnitOfWork, event: Event) -> Iterable[Command]:
 
 
 def _waits_for_validation(unit: UnitOfWork, executed_job: job.Job) -> bool:
-    """Return whether the job has a validation other than its runner's rules, and none of these has failed."""
+    """Return whether the job has another validation than its runner's rules, and none of its runner's rules failed."""
     verdict = unit.attempt(executed_job.attempt_id).verdict
     return executed_job.spec.has_validation and (verdict is None or verdict.is_passed)
 

@@ -297,11 +297,11 @@ def _update_tally(unit: UnitOfWork, event: Event, touched_run_ids: dict[str, Non
         touched_run_ids[event.run_id] = None
     if event.entity != JOB or event.from_ == event.to:
         return
-    record = unit.run(event.run_id)
-    if run.is_over(record):
+    run_record = unit.run(event.run_id)
+    if run.is_over(run_record):
         return
-    tally = run.updated_tally(record.tally, event.from_ or "", unit.job(event.entity_id))
-    unit.put(msgspec.structs.replace(record, tally=tally))
+    tally = run.updated_tally(run_record.tally, event.from_ or "", unit.job(event.entity_id))
+    unit.put(msgspec.structs.replace(run_record, tally=tally))
     touched_run_ids[event.run_id] = None
 
 
@@ -310,8 +310,8 @@ def _note_unconfirmed_stop(unit: UnitOfWork, event: Event) -> None:
     if not event.run_id or event.to not in attempt.TERMINAL:
         return
     until = unit.attempt(event.entity_id).stop_unconfirmed_until
-    if until and (record := unit.run(event.run_id)).stop_unconfirmed_until < until and not run.is_over(record):
-        unit.put(msgspec.structs.replace(record, stop_unconfirmed_until=until))
+    if until and (run_record := unit.run(event.run_id)).stop_unconfirmed_until < until and not run.is_over(run_record):
+        unit.put(msgspec.structs.replace(run_record, stop_unconfirmed_until=until))
 
 
 def _result_record(unit: UnitOfWork, command: Command) -> Record:
@@ -398,13 +398,13 @@ def _expand_create_records(unit: UnitOfWork, command: CreateRecords) -> Iterable
 
 def _expand_plan(unit: UnitOfWork, command: Plan) -> Iterable[Command]:
     check_actor(command)
-    record = unit.run(command.id)
-    if run.MACHINE.rule(record.state, run.PlanReady) is None:
-        raise run.MACHINE.refusal(record, run.PlanReady)
-    job_creations = _job_creations(record, command.jobs, command.plan_hash, record.started_by)
+    run_record = unit.run(command.id)
+    if run.MACHINE.rule(run_record.state, run.PlanReady) is None:
+        raise run.MACHINE.refusal(run_record, run.PlanReady)
+    job_creations = _job_creations(run_record, command.jobs, command.plan_hash, run_record.started_by)
     unit.require([creation.id for creation in job_creations])
     plan_ready_command = run.PlanReady(
-        id=record.id,
+        id=run_record.id,
         jobs=len(job_creations),
         plan_hash=command.plan_hash,
         is_fail_fast=command.is_fail_fast,

@@ -73,9 +73,9 @@ def history_key(run: Run) -> tuple[str, str]:
     return origin.project or origin.repository, origin.commit or run.plan_hash
 
 
-def job_name(record: Attempt) -> str:
+def job_name(attempt: Attempt) -> str:
     """Return the name of the attempt's job in the plan; empty for an attempt of the plain queue."""
-    return record.job_id.removeprefix(f"{record.run_id}/") if record.run_id else ""
+    return attempt.job_id.removeprefix(f"{attempt.run_id}/") if attempt.run_id else ""
 
 
 def observe(record: Attempt) -> Observation | None:

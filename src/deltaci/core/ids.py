@@ -41,14 +41,14 @@ def job_id(run_id: str, name: str) -> str:
     return f"{run_id}/{name}"
 
 
-def lease_id(attempt: str, number: int, secret: str) -> str:
+def lease_id(attempt: str, lease_number: int, secret: str) -> str:
     """Return the lease id: the secret fencing token, which is sent only to the runner that was granted the lease."""
-    return f"{attempt}.{number}.{secret}"
+    return f"{attempt}.{lease_number}.{secret}"
 
 
-def lease_name(attempt: str, number: int) -> str:
+def lease_name(attempt: str, lease_number: int) -> str:
     """Return the name of a lease in logs and exports: unique, and without the secret of the lease id."""
-    return f"{attempt}#{number}"
+    return f"{attempt}#{lease_number}"
 
 
 def lease_fingerprint(token: str) -> str:

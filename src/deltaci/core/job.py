@@ -213,7 +213,8 @@ def _create(job: Job, _command: Create, at: int) -> Transition:
     return PENDING, {"created_at": at}, event_metadata
 
 
-def _check_ready(job: Job, kind: str) -> None:
+def _check_eligible(job: Job, kind: str) -> None:
+    """Refuse a job that has unmet dependencies or is not of this kind."""
     if job.unmet:
         raise Refused("not_eligible", f"job {job.id} waits for {job.unmet} of its dependencies; let them finish")
     if job.spec.kind != kind:
@@ -232,12 +233,12 @@ def _next_attempt(job: Job) -> Transition:
 
 
 def _schedule(job: Job, _command: Schedule, _at: int) -> Transition:
-    _check_ready(job, TASK)
+    _check_eligible(job, TASK)
     return _next_attempt(job)
 
 
 def _open_approval(job: Job, _command: OpenApproval, at: int) -> Transition:
-    _check_ready(job, APPROVAL)
+    _check_eligible(job, APPROVAL)
     approve_by = at + (job.spec.approval_seconds or approvals.EXPIRY_SECONDS) * SECOND
     return WAITING_APPROVAL, {"approve_by": approve_by}, {"approve_by": approve_by}
 

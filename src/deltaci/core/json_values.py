@@ -66,18 +66,18 @@ def _json_problem(value: Any) -> str:
 
     A part that would be read back with a different value is a problem as well.
     """
-    pending: list[tuple[Any, int]] = [(value, 0)]
-    while pending:
-        part, depth = pending.pop()
+    unvisited: list[tuple[Any, int]] = [(value, 0)]
+    while unvisited:
+        part, depth = unvisited.pop()
         if depth > MAX_DEPTH:
             return f"it is nested more than {MAX_DEPTH} deep"
         if isinstance(part, dict):
             invalid_keys = [key for key in part if not isinstance(key, str)]
             if invalid_keys:
                 return f"the key {short_repr(invalid_keys[0])} is no text"
-            pending += [(child, depth + 1) for pair in part.items() for child in pair]
+            unvisited += [(child, depth + 1) for pair in part.items() for child in pair]
         elif isinstance(part, list | tuple):
-            pending += [(child, depth + 1) for child in part]
+            unvisited += [(child, depth + 1) for child in part]
         elif problem := _scalar_problem(part):
             return problem
     return ""

@@ -112,14 +112,14 @@ def list_changes(record: Record, state_before: str) -> tuple[frozenset[ListKey],
     return _NO_LISTS, _NO_LISTS
 
 
-def _worker_lists(record: Worker, state: str) -> frozenset[ListKey]:
+def _worker_lists(worker_record: Worker, state: str) -> frozenset[ListKey]:
     if state in worker.TERMINAL:
-        return frozenset({(record.tenant, GONE_WORKERS)})
-    return frozenset({(record.tenant, WORKERS), (ALL_TENANTS, PRESENT_WORKERS)})
+        return frozenset({(worker_record.tenant, GONE_WORKERS)})
+    return frozenset({(worker_record.tenant, WORKERS), (ALL_TENANTS, PRESENT_WORKERS)})
 
 
-def _fixed_run_lists(record: Run) -> frozenset[ListKey]:
-    origin = record.origin
+def _fixed_run_lists(run_record: Run) -> frozenset[ListKey]:
+    origin = run_record.origin
     list_names = [
         RUNS,
         *([WORKSTREAMS] if origin.workstream else []),
@@ -128,20 +128,20 @@ def _fixed_run_lists(record: Run) -> frozenset[ListKey]:
     list_and_value_pairs = (
         (runs_of_project, origin.project),
         (runs_of_branch, origin.branch),
-        (runs_started_by, record.started_by),
+        (runs_started_by, run_record.started_by),
         (runs_of_template, origin.template),
     )
     list_names += [list_name(value) for list_name, value in list_and_value_pairs if value]
-    return frozenset((record.tenant, name) for name in list_names)
+    return frozenset((run_record.tenant, name) for name in list_names)
 
 
-def _run_state_lists(record: Run) -> frozenset[ListKey]:
-    state = record.state
-    lists = {(record.tenant, runs_in_state(state)), (record.tenant, runs_with_status(run_status(record)))}
-    if record.origin.workstream:
-        lists.add((record.tenant, workstreams_in_state(workstream_state(record))))
+def _run_state_lists(run_record: Run) -> frozenset[ListKey]:
+    state = run_record.state
+    lists = {(run_record.tenant, runs_in_state(state)), (run_record.tenant, runs_with_status(run_status(run_record)))}
+    if run_record.origin.workstream:
+        lists.add((run_record.tenant, workstreams_in_state(workstream_state(run_record))))
     if state in run.OVER:
         lists.add((ALL_TENANTS, UNREPORTED))
-    if state in run.UNPLANNED and record.origin.event:
+    if state in run.UNPLANNED and run_record.origin.event:
         lists.add((ALL_TENANTS, UNPLANNED))
     return frozenset(lists)

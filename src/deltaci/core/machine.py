@@ -322,8 +322,8 @@ class Machine(Generic[S]):
                 put(draft, "updated_at", at)
             put(draft, "state", new_state)
             put(draft, "rev", rev)
-            for name, value in changes.items():
-                put(draft, name, value)
+            for field_name, field_value in changes.items():
+                put(draft, field_name, field_value)
         return draft
 
     def refusal(self, record: Stateful, command_type: type[Command]) -> Refused:

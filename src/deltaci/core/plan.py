@@ -30,7 +30,7 @@ def resolve_needs(steps: Sequence[tuple[str, Sequence[str] | None]]) -> tuple[tu
 
 
 def plan_hash(
-    jobs: Sequence[JobSpec],
+    specs: Sequence[JobSpec],
     *,
     is_fail_fast: bool = False,
     has_validation: bool = False,
@@ -39,7 +39,7 @@ def plan_hash(
 ) -> str:
     """Return the SHA-256 of these fields of a plan, in hex. The order of dict keys does not matter."""
     hashed_fields = {
-        "jobs": jobs,
+        "jobs": specs,
         "is_fail_fast": is_fail_fast,
         "has_validation": has_validation,
         "timeout_seconds": timeout_seconds,
@@ -87,6 +87,7 @@ def dependents(jobs: Sequence[JobSpec]) -> dict[str, tuple[str, ...]]:
 
 
 def _check_spec(spec: JobSpec) -> None:
+    """Refuse a job spec without a name, or with a kind, group, gate or `retry_on` that is not allowed."""
     if not spec.name:
         raise Refused("bad_request", "a job of the plan has no name; give each a name")
     if spec.kind not in (TASK, APPROVAL):
@@ -139,16 +140,16 @@ def can_rerun(state: str, reason: str) -> bool:
     return run.is_over_state(state) and reason not in _UNPLANNED
 
 
-def job_names_to_rerun(jobs: Mapping[str, Job]) -> set[str]:
-    """Return the names of the jobs that did not succeed, the jobs after them, and the approvals before these."""
+def job_names_to_rerun(job_by_name: Mapping[str, Job]) -> set[str]:
+    """Return the names of unsuccessful jobs, of the jobs after them, and of the approvals before any of these jobs."""
     predecessors_by_name = {
-        name: [earlier_name for earlier_name in prerequisites(job_record.spec) if earlier_name in jobs]
-        for name, job_record in jobs.items()
+        name: [earlier_name for earlier_name in prerequisites(job_record.spec) if earlier_name in job_by_name]
+        for name, job_record in job_by_name.items()
     }
-    unsuccessful_names = [name for name, job_record in jobs.items() if not job.satisfies(job_record)]
+    unsuccessful_names = [name for name, job_record in job_by_name.items() if not job.satisfies(job_record)]
     names_to_rerun = {*unsuccessful_names, *_reachable(unsuccessful_names, graph.dependents(predecessors_by_name))}
     return names_to_rerun | {
-        name for name in _reachable(names_to_rerun, predecessors_by_name) if jobs[name].spec.kind == job.APPROVAL
+        name for name in _reachable(names_to_rerun, predecessors_by_name) if job_by_name[name].spec.kind == job.APPROVAL
     }
 
 

@@ -265,6 +265,7 @@ def _await_group(run: Run, command: AwaitGroup, at: int) -> Transition | None:
 
 
 def _check_plan_in_time(run: Run, at: int) -> None:
+    """Refuse a plan that arrives after the deadline `plan_by`."""
     if run.plan_by and at >= run.plan_by:
         raise Refused(
             "not_eligible",

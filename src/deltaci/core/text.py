@@ -69,14 +69,14 @@ def _normalized(word: str) -> str:
 
 def edit_distance(first: str, second: str) -> int:
     """Return how many characters to add, remove, replace or swap with a neighbour to turn `first` into `second`."""
-    rows = [list(range(len(second) + 1))]
+    distance_rows = [list(range(len(second) + 1))]
     for first_index, first_char in enumerate(first, 1):
         row = [first_index]
         for second_index, second_char in enumerate(second, 1):
             cost = min(
-                rows[-1][second_index] + 1,
+                distance_rows[-1][second_index] + 1,
                 row[second_index - 1] + 1,
-                rows[-1][second_index - 1] + (first_char != second_char),
+                distance_rows[-1][second_index - 1] + (first_char != second_char),
             )
             if (
                 first_index > 1
@@ -84,7 +84,7 @@ def edit_distance(first: str, second: str) -> int:
                 and first_char == second[second_index - 2]
                 and first[first_index - 2] == second_char
             ):
-                cost = min(cost, rows[-2][second_index - 2] + 1)
+                cost = min(cost, distance_rows[-2][second_index - 2] + 1)
             row.append(cost)
-        rows.append(row)
-    return rows[-1][-1]
+        distance_rows.append(row)
+    return distance_rows[-1][-1]

@@ -32,15 +32,15 @@ def _attempt_due(record: Attempt) -> Due | None:
     live_lease = record.lease
     if live_lease is None:
         return None
-    at: int = live_lease.expires_at
+    deadline: int = live_lease.expires_at
     command: type[Command] = attempt.Expire
-    if live_lease.state == lease.GRANTED and live_lease.accept_by <= at:
-        at, command = live_lease.accept_by, attempt.RevokeUnaccepted
-    if record.state in _TIMED and record.times_out_at < at:
-        at, command = record.times_out_at, attempt.TimeOut
-    elif record.state == attempt.CANCEL_REQUESTED and record.cancel_by < at:
-        at, command = record.cancel_by, attempt.ForceCancel
-    return at, command
+    if live_lease.state == lease.GRANTED and live_lease.accept_by <= deadline:
+        deadline, command = live_lease.accept_by, attempt.RevokeUnaccepted
+    if record.state in _TIMED and record.times_out_at < deadline:
+        deadline, command = record.times_out_at, attempt.TimeOut
+    elif record.state == attempt.CANCEL_REQUESTED and record.cancel_by < deadline:
+        deadline, command = record.cancel_by, attempt.ForceCancel
+    return deadline, command
 
 
 def _job_due(record: Job) -> Due | None:

@@ -206,10 +206,11 @@ def _assign(worker: Worker, command: Assign, _at: int) -> Transition | None:
         raise Refused("not_eligible", f"worker {worker.id} is shutting down; it gets no new work")
     if worker.hold:
         raise Refused("not_eligible", f"worker {worker.id} {_hold_description(worker)}")
-    missing = required_labels(command.queue_key) - set(worker.labels)
-    if missing:
+    missing_labels = required_labels(command.queue_key) - set(worker.labels)
+    if missing_labels:
         raise Refused(
-            "not_eligible", f"worker {worker.id} lacks {', '.join(sorted(missing))}; choose a worker that has them"
+            "not_eligible",
+            f"worker {worker.id} lacks {', '.join(sorted(missing_labels))}; choose a worker that has them",
         )
     if len(worker.tasks) >= worker.max_concurrent_tasks:
         raise Refused(
@@ -388,52 +389,54 @@ REMOVED: Final = "REMOVED"
 _MAY_RETURN: Final = frozenset({LEFT, PRESUMED_GONE, ""})  # The reason is empty after GiveUp.
 
 
-def is_over(record: Worker) -> bool:
+def is_over(worker: Worker) -> bool:
     """Return whether this incarnation of the worker has shut down."""
-    return record.state in TERMINAL
+    return worker.state in TERMINAL
 
 
-def may_return(record: Worker) -> bool:
+def may_return(worker: Worker) -> bool:
     """Return whether a new incarnation of the worker may register.
 
     It may if this incarnation has ended and was not removed by an operator.
     """
-    return is_over(record) and record.shutdown_reason in _MAY_RETURN
+    return is_over(worker) and worker.shutdown_reason in _MAY_RETURN
 
 
-def is_unresponsive(record: Worker) -> bool:
+def is_unresponsive(worker: Worker) -> bool:
     """Return whether the worker is unresponsive, so that its next message recovers it."""
-    return MACHINE.changes(record.state, Recover)
+    return MACHINE.changes(worker.state, Recover)
 
 
-def is_unresponsive_without_lease(record: Worker) -> bool:
+def is_unresponsive_without_lease(worker: Worker) -> bool:
     """Return whether the worker may be shut down because of its silence."""
-    return MACHINE.changes(record.state, GiveUp) and not record.tasks
+    return MACHINE.changes(worker.state, GiveUp) and not worker.tasks
 
 
-def accepts_work(record: Worker) -> bool:
+def accepts_work(worker: Worker) -> bool:
     """Return whether the worker may get new work: it is idle or busy, neither on hold nor shutting down.
 
     Whether it has a free slot is not considered.
     """
-    return MACHINE.changes(record.state, Assign) and not record.hold and not record.shutdown_reason
+    return MACHINE.changes(worker.state, Assign) and not worker.hold and not worker.shutdown_reason
 
 
-def is_quarantined(record: Worker) -> bool:
+def is_quarantined(worker: Worker) -> bool:
     """Return whether the worker is on hold because it is not trusted, not because an operator drained it."""
-    return record.hold == QUARANTINED
+    return worker.hold == QUARANTINED
 
 
-def carry_over_hold(record: Worker, id: str) -> Command | None:
-    """Return the command that puts the next incarnation, `id`, on hold like `record`; None if `record` is not on hold.
+def carry_over_hold(previous_worker: Worker, next_id: str) -> Command | None:
+    """Return the command that puts incarnation `next_id` on hold like `previous_worker`; None if that is not on hold.
 
     The command applies only to a newly registered worker.
     """
-    reason, first_rev = record.hold_reason, 2  # The revision of a newly registered worker.
-    if record.hold == DRAINED:
-        return Drain(id=id, reason=reason, expected_rev=first_rev)
-    if record.hold == QUARANTINED:
-        return Quarantine(id=id, reason=f"from its previous incarnation: {reason}"[:MAX_REASON], expected_rev=first_rev)
+    reason, first_rev = previous_worker.hold_reason, 2  # The revision of a newly registered worker.
+    if previous_worker.hold == DRAINED:
+        return Drain(id=next_id, reason=reason, expected_rev=first_rev)
+    if previous_worker.hold == QUARANTINED:
+        return Quarantine(
+            id=next_id, reason=f"from its previous incarnation: {reason}"[:MAX_REASON], expected_rev=first_rev
+        )
     return None
 
 
@@ -446,20 +449,20 @@ READY: Final = "ready"
 CONDITIONS: Final = (READY, BUSY.lower(), DRAINED.lower(), QUARANTINED.lower(), SILENT, LEAVING, STARTING, GONE)
 
 
-def condition(record: Worker, *, is_missed: bool) -> str:
+def condition(worker: Worker, *, is_missed: bool) -> str:
     """Return the condition of the worker for people, one of `CONDITIONS`.
 
     `is_missed` means that its heartbeats stopped, which its record may not show yet.
     """
-    if is_over(record):
+    if is_over(worker):
         return GONE
-    if is_missed or is_unresponsive(record):
+    if is_missed or is_unresponsive(worker):
         return SILENT
-    if record.state == INITIALIZING:
+    if worker.state == INITIALIZING:
         return STARTING
-    if record.shutdown_reason:
+    if worker.shutdown_reason:
         return LEAVING
-    return (record.hold or (BUSY if record.tasks else READY)).lower()
+    return (worker.hold or (BUSY if worker.tasks else READY)).lower()
 
 
 def available_commands(state: str, hold: str, *, is_leaving: bool, tasks: int) -> frozenset[type[Command]]:

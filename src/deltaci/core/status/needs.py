@@ -16,19 +16,19 @@ SKIPPED: Final = "skipped"
 _NOT_STARTED_REASONS: Final = frozenset({job.BLOCKED, job.NOT_NEEDED})
 
 
-def job_result(needed: Job, last_attempt: Attempt | None) -> str:
+def job_result(needed_job: Job, last_attempt: Attempt | None) -> str:
     """Return the result of a job for jobs that need it: `success`, `failure`, `cancelled` or `skipped`.
 
     A failure that is allowed is a `success`. A job that has not ended, or that never started because of other jobs, is
     `skipped`.
     """
-    match needed.state:
+    match needed_job.state:
         case job.SUCCEEDED:
             return SKIPPED if is_skipped(last_attempt) else SUCCESS
         case job.FAILED:
-            return FAILURE if needed.spec.is_required else SUCCESS
+            return FAILURE if needed_job.spec.is_required else SUCCESS
         case job.CANCELED:
-            return SKIPPED if needed.reason in _NOT_STARTED_REASONS else CANCELLED
+            return SKIPPED if needed_job.reason in _NOT_STARTED_REASONS else CANCELLED
     return SKIPPED
 
 

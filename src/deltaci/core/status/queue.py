@@ -104,23 +104,27 @@ JOB_VIEW: Final = View(
 )
 
 
-def job_status(record: attempt.Attempt) -> str:
+def job_status(attempt_record: attempt.Attempt) -> str:
     """Return the status that document 004 gives to an attempt."""
-    if record.state == attempt.CANCEL_REQUESTED:
-        return RUNNING if record.started_at else CLAIMED
-    return _STATES.get(record.state, QUEUED)
+    if attempt_record.state == attempt.CANCEL_REQUESTED:
+        return RUNNING if attempt_record.started_at else CLAIMED
+    return _STATES.get(attempt_record.state, QUEUED)
 
 
-def check_invariants(record: attempt.Attempt) -> None:
+def check_invariants(attempt_record: attempt.Attempt) -> None:
     """Raise `InvariantBroken` if the attempt violates the invariants of document 004.
 
     Exactly the claimed and running ones have a lease, the succeeded ones a result, and the failed ones an error.
     """
-    status = job_status(record)
+    status = job_status(attempt_record)
     is_owned = status in (CLAIMED, RUNNING)
-    values: dict[str, Any] = {"lease": record.lease, "result": record.result, "error": record.error}
-    expected = {"lease": is_owned, "result": status == SUCCEEDED, "error": status == FAILED}
-    for field, is_expected in expected.items():
-        if (values[field] is not None) != is_expected:
+    value_by_field: dict[str, Any] = {
+        "lease": attempt_record.lease,
+        "result": attempt_record.result,
+        "error": attempt_record.error,
+    }
+    presence_by_field = {"lease": is_owned, "result": status == SUCCEEDED, "error": status == FAILED}
+    for field, is_expected in presence_by_field.items():
+        if (value_by_field[field] is not None) != is_expected:
             verb = "needs" if is_expected else "must not have"
-            raise InvariantBroken(f"attempt {record.id} is {status} and {verb} a {field}")
+            raise InvariantBroken(f"attempt {attempt_record.id} is {status} and {verb} a {field}")

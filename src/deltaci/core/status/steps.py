@@ -78,16 +78,16 @@ STEP_VIEW: Final = View(
 )
 
 
-def run_status(record: run.Run) -> str:
+def run_status(run_record: run.Run) -> str:
     """Return the status that document 002 gives to a run."""
-    return RUN_VIEW.state_map[run.state_in_views(record)]
+    return RUN_VIEW.state_map[run.state_in_views(run_record)]
 
 
-def step_status(record: job.Job) -> str:
+def step_status(job_record: job.Job) -> str:
     """Return the status that document 002 gives to a job."""
-    return STEP_VIEW.state_map[record.state]
+    return STEP_VIEW.state_map[job_record.state]
 
 
-def step_attempts(record: job.Job) -> int:
+def step_attempts(job_record: job.Job) -> int:
     """Return the number of the job's attempts that a worker has claimed: the `attempts` of document 002."""
-    return record.claimed
+    return job_record.claimed

@@ -143,17 +143,17 @@ def derive_workstream_state(tasks: Iterable[tuple[str, bool]]) -> str:
     return "executing"
 
 
-def task_state(record: job.Job) -> str:
+def task_state(job_record: job.Job) -> str:
     """Return the state that document 003 gives to a job; empty for an approval, which is not a task."""
-    state = TASK_VIEW.state_map[record.state]
-    return "" if record.spec.kind == job.APPROVAL or state == LEFT_OUT else state
+    state = TASK_VIEW.state_map[job_record.state]
+    return "" if job_record.spec.kind == job.APPROVAL or state == LEFT_OUT else state
 
 
-def workstream_state(record: run.Run) -> str:
+def workstream_state(run_record: run.Run) -> str:
     """Return the state that document 003 gives to a run as a workstream."""
-    return WORKSTREAM_VIEW.state_map[run.state_in_views(record)]
+    return WORKSTREAM_VIEW.state_map[run.state_in_views(run_record)]
 
 
-def worker_state(record: worker.Worker) -> str:
+def worker_state(worker_record: worker.Worker) -> str:
     """Return the state that document 003 gives to a worker."""
-    return WORKER_VIEW.state_map[record.state]
+    return WORKER_VIEW.state_map[worker_record.state]
