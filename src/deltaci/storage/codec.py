@@ -59,20 +59,20 @@ def pack_events(events: Sequence[Event]) -> EventChunk:
     return EventChunk(len(events), events[-1].at, encode(events), scopes)
 
 
-def unpack_events(last_seq: int, count: int, body: bytes, after: int = 0) -> Iterator[Event]:
+def unpack_events(last_seq: int, event_count: int, body: bytes, after: int = 0) -> Iterator[Event]:
     """Yield the events of one row of the log, each with its `seq`.
 
     Of a large row, events up to the `seq` `after` are left out without decoding them.
     """
-    first_seq = last_seq - count + 1
-    if count <= LAZY_DECODE_COUNT:
-        for index, event in enumerate(_EVENTS.decode(body)):
-            yield msgspec.structs.replace(event, seq=first_seq + index)
+    first_seq = last_seq - event_count + 1
+    if event_count <= LAZY_DECODE_COUNT:
+        for event_index, event in enumerate(_EVENTS.decode(body)):
+            yield msgspec.structs.replace(event, seq=first_seq + event_index)
         return
     # The start of a large run is one row: do not decode all of it again for each page.
     encoded_events = _RAW_EVENTS.decode(body)
-    for index in range(max(0, after + 1 - first_seq), count):
-        yield msgspec.structs.replace(_EVENT.decode(encoded_events[index]), seq=first_seq + index)
+    for event_index in range(max(0, after + 1 - first_seq), event_count):
+        yield msgspec.structs.replace(_EVENT.decode(encoded_events[event_index]), seq=first_seq + event_index)
 
 
 def select_events(
@@ -80,8 +80,8 @@ def select_events(
 ) -> list[Event]:
     """Return up to `limit` events of these rows with a `seq` above `after`, of all records or of one entity or run."""
     events: list[Event] = []
-    for last_seq, count, body in log_rows:
-        for event in unpack_events(last_seq, count, body, after):
+    for last_seq, event_count, encoded_events in log_rows:
+        for event in unpack_events(last_seq, event_count, encoded_events, after):
             is_selected = entity_id in ("", event.entity_id) and run_id in ("", event.run_id)
             if event.seq > after and is_selected:
                 events.append(event)

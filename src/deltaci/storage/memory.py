@@ -184,7 +184,7 @@ class MemoryStore:
 
     def _find_ready(self, request: FindReady) -> list[StoredRecord]:
         if request.only_ids:
-            return self._find_only(request)
+            return self._find_among_ids(request)
         ready_keys: list[ReadyKey] = []
         keys = [key for tenant, key in self._ready_keys if tenant == request.tenant]
         for key in matching_queue_keys(keys, request.labels):
@@ -208,14 +208,15 @@ class MemoryStore:
         holders = self._group_holders.get((tenant, group))
         return holders[-1][1] if holders and holders[-1][0] > now else ""
 
-    def _find_only(self, request: FindReady) -> list[StoredRecord]:
+    def _find_among_ids(self, request: FindReady) -> list[StoredRecord]:
+        """Return the claimable attempts among `only_ids`, in the order in which they are claimed."""
         matches: list[tuple[ReadyKey, StoredRecord]] = []
         for row in filter(None, map(self._rows.get, dict.fromkeys(request.only_ids))):
             if row.ready is not None and row.ready[0][0] == request.tenant and row.ready[1][1] <= request.now:
                 stored_record = _stored_record(row)
                 if matches_labels(stored_record, request.labels):
                     matches.append((row.ready[1], stored_record))
-        matches.sort(key=lambda match: match[0])
+        matches.sort(key=lambda key_and_record: key_and_record[0])
         return [stored_record for _, stored_record in matches[: request.limit]]
 
     def _find_due(self, request: FindDue) -> list[StoredRecord]:
@@ -307,9 +308,9 @@ class MemoryStore:
             insort(self._group_holders.setdefault((new_row.tenant, new_row.group), []), (new_row.held_until, id))
         self._update_job_index(id, any_old_row, new_row)
 
-    def _count_lease(self, row: _Row, change: int) -> None:
+    def _count_lease(self, row: _Row, increment: int) -> None:
         if row.kind == ATTEMPT_KIND:
-            self._live_lease_counts[row.tenant] = self._live_lease_counts.get(row.tenant, 0) + change
+            self._live_lease_counts[row.tenant] = self._live_lease_counts.get(row.tenant, 0) + increment
 
     def _update_job_index(self, id: str, old_row: _Row | None, new_row: _Row | None) -> None:
         if new_row is not None and new_row.kind == JOB_KIND:
@@ -376,17 +377,23 @@ class MemoryStore:
     async def ready_attempts(self, before: int, limit: int) -> list[ReadyAttempt]:
         """Return up to `limit` claimable attempts of each queue of each tenant that became ready by `before`."""
         attempts: list[ReadyAttempt] = []
-        for (tenant, key), entries in self._ready_keys.items():
+        for (tenant, queue_key), entries in self._ready_keys.items():
             query = FindReady(tenant, (), before, limit)
-            ready = ((ready_at, id) for _, ready_at, id in entries if ready_at <= before and self._is_free(id, query))
-            attempts += [ReadyAttempt(tenant, key, id, ready_at) for ready_at, id in islice(ready, limit)]
+            ready_times_and_ids = (
+                (ready_at, id) for _, ready_at, id in entries if ready_at <= before and self._is_free(id, query)
+            )
+            attempts += [
+                ReadyAttempt(tenant, queue_key, id, ready_at) for ready_at, id in islice(ready_times_and_ids, limit)
+            ]
         return attempts
 
     async def queued_attempts(self, tenant: str, limit: int, queues: int) -> list[ReadyAttempt]:
         """Return up to `limit` attempts of each of the tenant's first `queues` queues, also those not yet claimable."""
-        keys = sorted(key for owner, key in self._ready_keys if owner == tenant)[:queues]
+        queue_keys = sorted(queue_key for owner, queue_key in self._ready_keys if owner == tenant)[:queues]
         return [
-            ReadyAttempt(tenant, key, id, at) for key in keys for _, at, id in self._ready_keys[tenant, key][:limit]
+            ReadyAttempt(tenant, queue_key, id, ready_at)
+            for queue_key in queue_keys
+            for _, ready_at, id in self._ready_keys[tenant, queue_key][:limit]
         ]
 
     async def group_holder(self, tenant: str, group: str) -> str:

@@ -102,9 +102,11 @@ def remove_lost_artifacts(blobs: BlobStore, tenant: str, attempt_id: str, lease_
     """
     prefix, current_prefix = artifact_prefix(tenant, attempt_id), artifact_prefix(tenant, attempt_id, lease_number)
     removed_count, last_key = 0, ""
-    while page := blobs.list(prefix, last_key):
-        last_key = page[-1].key
-        removed_count += sum(blobs.delete(entry.key) for entry in page if not entry.key.startswith(current_prefix))
+    while blob_entries := blobs.list(prefix, last_key):
+        last_key = blob_entries[-1].key
+        removed_count += sum(
+            blobs.delete(entry.key) for entry in blob_entries if not entry.key.startswith(current_prefix)
+        )
     return removed_count
 
 
@@ -113,9 +115,9 @@ def stored_bytes(blobs: BlobStore, tenant: str) -> int:
     total_bytes = 0
     for prefix in (f"artifacts/{safe_name(tenant)}/", f"caches/{safe_name(tenant)}/"):
         last_key = ""
-        while page := blobs.list(prefix, last_key):
-            last_key = page[-1].key
-            total_bytes += sum(entry.bytes for entry in page)
+        while blob_entries := blobs.list(prefix, last_key):
+            last_key = blob_entries[-1].key
+            total_bytes += sum(entry.bytes for entry in blob_entries)
     return total_bytes
 
 
@@ -131,7 +133,10 @@ def read_all(blobs: BlobStore, key: str, part_bytes: int = PART_BYTES) -> Iterat
 
 
 def cache_key(tenant: str, scope: str, key: str) -> str:
-    """Return the blob key of a cache. An empty scope is that of trusted runs; no other scope shares its caches."""
+    """Return the blob key of a cache.
+
+    The empty scope is that of trusted runs: jobs of all scopes may read its caches, and only trusted runs write them.
+    """
     return f"caches/{safe_name(tenant)}/{_scope_name(scope)}/{safe_name(key)}"
 
 
@@ -160,9 +165,9 @@ def newest_cache(blobs: BlobStore, tenant: str, scope: str, prefix: str) -> str:
         "",
         list[str](),
     )
-    while (page := blobs.list(recent_prefix, last_key)) and len(recent_keys) < MAX_RECENT_KEYS:
-        last_key = page[-1].key
-        recent_keys += [entry.key for entry in page]
+    while (blob_entries := blobs.list(recent_prefix, last_key)) and len(recent_keys) < MAX_RECENT_KEYS:
+        last_key = blob_entries[-1].key
+        recent_keys += [entry.key for entry in blob_entries]
     sorted_keys = sorted(recent_keys, key=lambda recent_key: recent_key.rpartition("!")[2], reverse=True)
     for recent_key in sorted_keys[:MAX_CHECKED_CACHES]:
         stored_key = blobs.get(recent_key).decode("utf-8", "surrogatepass")
@@ -204,9 +209,9 @@ def project_secret_prefix(tenant: str, project: str) -> str:
 def all_keys(blobs: BlobStore, prefix: str) -> Iterator[str]:
     """Yield all keys with this prefix."""
     last_key = ""
-    while page := blobs.list(prefix, last_key):
-        last_key = page[-1].key
-        yield from (entry.key for entry in page)
+    while blob_entries := blobs.list(prefix, last_key):
+        last_key = blob_entries[-1].key
+        yield from (entry.key for entry in blob_entries)
 
 
 def secret_names(blobs: BlobStore, tenant: str) -> list[str]:

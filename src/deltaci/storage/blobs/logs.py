@@ -73,10 +73,10 @@ class LogStore:
         if offset and not path.exists():
             raise Refused("log_gap", f"the log ends at byte 0, not at {offset}; send it from there")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
+        with path.open("ab") as log_file:
             # A repeated request may run beside the first one, in another thread or server: both need the true end.
-            fcntl.flock(file, fcntl.LOCK_EX)
-            log_end = file.seek(0, os.SEEK_END)
+            fcntl.flock(log_file, fcntl.LOCK_EX)
+            log_end = log_file.seek(0, os.SEEK_END)
             if offset > log_end:
                 raise Refused("log_gap", f"the log ends at byte {log_end}, not at {offset}; send it from there")
             if max(log_end, offset + len(chunk)) > self._max_bytes:
@@ -84,9 +84,9 @@ class LogStore:
             new_bytes = chunk[log_end - offset :]
             if new_bytes:
                 check_free_space(path.parent, len(new_bytes), is_small=log_end + len(new_bytes) <= SMALL_LOG_BYTES)
-                file.write(new_bytes)
-                file.flush()
-                os.fsync(file.fileno())
+                log_file.write(new_bytes)
+                log_file.flush()
+                os.fsync(log_file.fileno())
         for on_append in self._listeners.get((attempt_id, lease_number), ()) if new_bytes else ():
             on_append()
         return log_end + len(new_bytes)
@@ -94,8 +94,8 @@ class LogStore:
     def read(self, attempt_id: str, lease_number: int, offset: int = 0, limit: int = 1024 * 1024) -> bytes:
         """Return up to `limit` bytes of the log from an offset on; none if the log does not exist."""
         try:
-            with self.path(attempt_id, lease_number).open("rb") as file:
-                file.seek(offset)
-                return file.read(limit)
+            with self.path(attempt_id, lease_number).open("rb") as log_file:
+                log_file.seek(offset)
+                return log_file.read(limit)
         except FileNotFoundError:
             return b""

@@ -264,9 +264,11 @@ class S3BlobStore:
 
 def _valid_offset(text: str) -> str:
     """Return the longest prefix of a key that S3 accepts as a path. It sorts before the key, or equals it."""
-    names = text.split("/")
-    valid_count = next((index for index, name in enumerate(names) if name in ("", ".", "..")), len(names))
-    return "/".join(names[:valid_count])
+    key_parts = text.split("/")
+    valid_count = next(
+        (part_index for part_index, key_part in enumerate(key_parts) if key_part in ("", ".", "..")), len(key_parts)
+    )
+    return "/".join(key_parts[:valid_count])
 
 
 def _unavailable(error: BaseError) -> BlobStoreUnavailable:

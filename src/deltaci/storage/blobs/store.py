@@ -85,16 +85,16 @@ def parse_key(key: str) -> list[str]:
         key_bytes = len(key.encode())
     except UnicodeEncodeError:
         raise Refused("bad_request", f"the key {key[:80]!r} is not Unicode; name blobs in UTF-8") from None
-    names = key.split("/")
+    key_parts = key.split("/")
     if not 0 < key_bytes <= MAX_KEY_BYTES:
         raise Refused("bad_request", f"the key {key[:80]!r} has {key_bytes} bytes; 1 to {MAX_KEY_BYTES} are possible")
     if not key.isprintable():
         raise Refused("bad_request", f"the key {key[:80]!r} has a character that cannot be printed; leave it out")
-    if any(name in ("", ".", "..") for name in names):
+    if any(key_part in ("", ".", "..") for key_part in key_parts):
         raise Refused("bad_request", f"the key {key[:80]!r} has an empty name, '.' or '..'; write it like 'a/b/c'")
-    if any(len(name.encode()) > MAX_NAME_BYTES for name in names):
+    if any(len(key_part.encode()) > MAX_NAME_BYTES for key_part in key_parts):
         raise Refused("bad_request", f"the key {key[:80]!r} has a name of more than {MAX_NAME_BYTES} bytes; shorten it")
-    return names
+    return key_parts
 
 
 def read_chunks(source: BinaryIO | bytes, max_bytes: int) -> Iterator[bytes]:
@@ -124,8 +124,8 @@ class FolderBlobStore:
         self._max_bytes = max_bytes
 
     def _path(self, key: str) -> Path:
-        *folders, name = parse_key(key)
-        return self._folder.joinpath(*(f"+{folder}" for folder in folders), f"={name}")
+        *folder_names, file_name = parse_key(key)
+        return self._folder.joinpath(*(f"+{folder}" for folder in folder_names), f"={file_name}")
 
     def put(self, key: str, source: BinaryIO | bytes) -> BlobStat:
         """Store all bytes of the source under the key, replacing an existing blob."""
@@ -173,11 +173,11 @@ class FolderBlobStore:
         _, limit = clamp_range(0, limit, MAX_LISTED)
         entries: list[BlobEntry] = []
         # Start in the folder that the prefix names: there may be many others beside it.
-        *names, _ = prefix.split("/")
-        if any(name in ("", ".", "..") for name in names):
+        *folder_names, _ = prefix.split("/")
+        if any(name in ("", ".", "..") for name in folder_names):
             return []
-        start_folder = self._folder.joinpath(*(f"+{name}" for name in names))
-        walk = self._walk(start_folder, "".join(f"{name}/" for name in names), prefix, after)
+        start_folder = self._folder.joinpath(*(f"+{name}" for name in folder_names))
+        walk = self._walk(start_folder, "".join(f"{name}/" for name in folder_names), prefix, after)
         while len(entries) < limit and (entry := next(walk, None)) is not None:
             entries.append(entry)
         return entries
