@@ -164,9 +164,9 @@ class Deployment:
         """Ask for a job of these steps."""
         return (await self.queue.enqueue({"steps": list(steps), "executor": executor}, **fields)).id
 
-    async def enqueue_in_run(self, run_id: str, *steps: str) -> str:
+    async def enqueue_in_run(self, run_id: str, *steps: str, **work: str) -> str:
         """Ask for a run with one job of these steps; the id of its first attempt."""
-        spec = JobSpec(name="job", work={"steps": list(steps), "executor": "process"})
+        spec = JobSpec(name="job", work={"steps": list(steps), **(work or {"executor": "process"})})
         await self.engine.do(NewRecord(id=run_id, record=Run(id=run_id, run_id=run_id, tenant="default")))
         await self.engine.do(run.BeginPlanning(id=run_id))
         await self.engine.do(Plan(id=run_id, jobs=(spec,), plan_hash="hash"))

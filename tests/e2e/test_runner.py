@@ -72,6 +72,37 @@ async def test_a_step_that_fails_ends_the_job_and_says_why(tmp_path: Path) -> No
         assert "never" not in log.splitlines()
 
 
+@pytest.mark.proves("WST-KH4")
+@pytest.mark.parametrize(
+    ("message", "code", "failure_class"),
+    [
+        ("Error response from daemon: manifest for debain:12 not found: manifest unknown", "BAD_SPEC", "USER"),
+        ("Unable to find image 'debian:12' locally: TLS handshake timeout", "IMAGE_PULL", "INFRA"),
+    ],
+)
+@on_loop
+async def test_three_images_that_cannot_be_pulled_do_not_quarantine_the_only_runner(
+    tmp_path: Path, message: str, code: str, failure_class: str
+) -> None:
+    """A typo is its author's, and an outage of a registry is not the machine's."""
+    tool = tmp_path / "bin" / "docker"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\ncase $1 in run) echo "{message}" >&2; exit 125 ;; esac\n')
+    tool.chmod(0o755)
+    async with deployed(tmp_path, ttl_seconds=LONG_TTL_SECONDS) as place:
+        place.start_runner("r1", PATH=f"{tool.parent}:{os.environ['PATH']}")
+        for number in range(3):
+            id = await place.enqueue_in_run(f"run{number}", "make", image="debain:12")
+
+            record = await place.outcome(id)
+
+            assert record.error is not None
+            assert (record.error.code, record.error.failure_class) == (code, failure_class), record.error
+            assert message[:40] in record.error.message
+        worker = await place.worker("r1")
+        assert (worker.hold, worker.infra_failures) == ("", 0)
+
+
 @pytest.mark.proves("PRO-F1")
 @on_loop
 async def test_a_runner_that_is_killed_loses_its_job_to_another_and_leaves_nobody(tmp_path: Path) -> None:

@@ -360,7 +360,7 @@ class JobRunner:
             timings=timings,
             artifacts=artifacts,
             summary=result.summary[:2000],
-            log_tail=[] if is_success else [plain_line(log_line, 2000) for log_line in log.tail()],
+            log_tail=[] if is_success else [plain_line(log_line, 2000) for log_line in result.log_tail or log.tail()],
             steps=result.steps,
             tests=collected.tests,
             output=collected.output,

@@ -14,6 +14,8 @@ from deltaci.protocol.messages import Complete, RuleResult, StepResult
 from deltaci.runner.sandbox import Exit
 from deltaci.runner.workspace.collect_outputs import CollectedOutputs
 
+STARTUP_CODES: Final = frozenset({"RUNNER_STARTUP", "IMAGE_PULL"})  # The cell did not start: no step can run.
+
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a job: how its steps ended, and the outputs that the runner collected."""
@@ -27,6 +29,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     is_skipped: bool = False
     verdicts: list[RuleResult] | None = None
     head: str = ""  # The commit at the tip of its worktree.
+    log_tail: list[str] = []  # The end of the log when the step that failed it had ended; empty if it was no step.
 
     @property
     def is_valid(self) -> bool:

@@ -26,6 +26,7 @@ _CODE_TEXTS: Final = {
     "CANCELED": "it was cancelled",
     "RUNNER_STARTUP": "the runner could not start it",
     "IMAGE_PULL": "its image could not be fetched",
+    "SERVICE": "a service was not ready",
     "CHECKOUT": "its source could not be checked out",
     "ARTIFACTS": "a required artifact is missing",
     "OUTPUT": "its output is not valid",

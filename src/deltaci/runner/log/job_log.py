@@ -69,6 +69,10 @@ class JobLog:
         finally:
             self.end_section(index, 0, time.monotonic() - started_at)
 
+    def tail(self) -> list[str]:
+        """Return the last lines of the output so far; see `LogStream.tail`."""
+        return self._stream.tail()
+
     def masked(self, text: str) -> str:
         """Return a text with its secrets masked."""
         text_bytes = text.encode("utf-8", "surrogatepass")

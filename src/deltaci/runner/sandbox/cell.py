@@ -29,7 +29,14 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 class CellFailed(Exception):
-    """The cell could not do its work. This is not the job's fault: another runner may succeed."""
+    """The cell could not do its work. This is not the job's fault: another attempt may succeed.
+
+    `code` becomes the error code of the job.
+    """
+
+    def __init__(self, reason: str, code: str = "RUNNER_STARTUP") -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class BindMount(msgspec.Struct, frozen=True, kw_only=True):

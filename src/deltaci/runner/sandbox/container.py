@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -22,6 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from deltaci.core.errors import Refused
 from deltaci.protocol.messages import Limits
 from deltaci.runner.sandbox import process_tree
 from deltaci.runner.sandbox.cell import SHELL, BindMount, CellFailed, Exit
@@ -37,6 +39,15 @@ TOOL_SECONDS: Final = 600.0  # A call of the tool may have to download an image.
 SUPERVISOR_FIFO: Final = "/run/deltaci-supervisor"  # In the container.
 KEEP_ALIVE_SCRIPT: Final = f"trap '' TERM; read _ <{SUPERVISOR_FIFO}"  # Spared by the SIGTERM to all steps.
 SIGNALED: Final = 128  # The tool reports a signal as an exit code above this.
+_NO_IMAGE: Final = re.compile(
+    "manifest unknown|manifest for .* not found|no matching manifest|pull access denied|the resource is denied"
+    "|(repository|image) .{0,200}not (found|known|exist)|name (unknown|invalid)|no such image|invalid reference format"
+    "|did not resolve to an alias|unauthorized|authentication required|denied: ",
+    re.IGNORECASE,
+)
+_PULL: Final = re.compile(
+    "pull|manifest|registry|initializing source|toomanyrequests|unable to find image", re.IGNORECASE
+)
 # Variables of the runner that the tool itself needs. They are not passed to the container.
 TOOL_VARIABLES: Final = ("PATH", "HOME", "XDG_RUNTIME_DIR", "DOCKER_HOST", "CONTAINER_HOST", "DOCKER_CONFIG", "TMPDIR")
 
@@ -236,9 +247,7 @@ class ContainerCell:
         exit_code, tool_output = await self._call_tool(*self.start_command()[1:])
         if exit_code:
             await self._remove_container()
-            raise CellFailed(
-                f"the container did not start: {tool_output}; check whether the image {self._image!r} can be pulled"
-            )
+            raise start_failure("the container", self._image, tool_output)
         _, pid_and_id = await self._call_tool("inspect", "--format", "{{.State.Pid}} {{.Id}}", self._name)
         pid, _, container_id = pid_and_id.partition(" ")
         if pid.isdigit() and int(pid):
@@ -273,6 +282,17 @@ class ContainerCell:
             return 1, f"{Path(self._tool).name} {arguments[0]} did not answer within {TOOL_SECONDS:.0f} s"
         exit_code = process.returncode or 0
         return exit_code, (error_output if exit_code else output).decode(errors="replace").strip()[:2000]
+
+
+def start_failure(subject: str, image: str, output: str) -> CellFailed | Refused:
+    """Return the error for a container that did not start. `output` is the message of podman or docker.
+
+    `Refused` if there is no such image for the job; with the code `IMAGE_PULL` if its registry did not deliver it.
+    """
+    message = f"{subject} did not start: {output[:500]}"
+    if _NO_IMAGE.search(output):
+        return Refused("bad_spec", f"{message}; check the name {image!r} and the right to pull it")
+    return CellFailed(message, "IMAGE_PULL" if _PULL.search(output) else "RUNNER_STARTUP")
 
 
 def tool_environment() -> dict[str, str]:

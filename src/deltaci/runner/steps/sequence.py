@@ -17,7 +17,7 @@ from deltaci.protocol.messages import CacheRule, Step, StepResult
 from deltaci.runner.actions.context import Action, JobContext, StepFailed
 from deltaci.runner.actions.registry import ACTIONS
 from deltaci.runner.log.sections import RESTORE_CACHES
-from deltaci.runner.result import JobResult, error_code_of
+from deltaci.runner.result import STARTUP_CODES, JobResult, error_code_of
 from deltaci.runner.sandbox import CellFailed, Exit
 from deltaci.runner.steps.command_files import CommandFiles, StepReport
 from deltaci.runner.steps.expressions import FAILURE, SKIPPED, SUCCESS
@@ -78,7 +78,7 @@ class StepSequence:
 
     def _may_run_after_failure(self, index: int) -> bool:
         """Return whether any step from this index on could run although a step has failed."""
-        if self._seconds_left() <= 0 or (self._failure is not None and self._failure.error_code == "RUNNER_STARTUP"):
+        if self._seconds_left() <= 0 or (self._failure is not None and self._failure.error_code in STARTUP_CODES):
             return False
         return self._expressions.is_pipeline_job or any(step.condition for step in self._steps[index:])
 
@@ -112,7 +112,8 @@ class StepSequence:
         except StepFailed as failed:
             step_exit, reason, error_code = Exit(FAILED, None, 0.0), str(failed), failed.code
         except (CellFailed, OSError) as error:
-            step_exit, reason, error_code = Exit(None, None, 0.0), str(error), "RUNNER_STARTUP"
+            step_exit, reason = Exit(None, None, 0.0), str(error)
+            error_code = error.code if isinstance(error, CellFailed) else "RUNNER_STARTUP"
         if reason:
             self._log.write_line(reason)
         self._log.end_section(step_index, step_exit.exit_code, step_exit.seconds)
@@ -175,19 +176,18 @@ class StepSequence:
         """Record a failed step. Always return True, as the conditions of the later steps decide whether they run."""
         step_result = self._step_result(step_index, step_name, step_exit, reason)
         # `continue-on-error` does not cover a failure of the runner itself.
-        is_step_failure = (
-            error_code != "RUNNER_STARTUP" if self._expressions.is_pipeline_job else error_code in ("", "TIMED_OUT")
-        )
+        is_step_failure = error_code not in STARTUP_CODES if self._expressions.is_pipeline_job else error_code in ("", "TIMED_OUT")
         is_tolerated = step.continue_on_error and is_step_failure
         self._results.append(structs.replace(step_result, is_tolerated=is_tolerated))
         self._expressions.record_step(step.id, FAILURE, SUCCESS if is_tolerated else FAILURE, value_by_output or {})
         if not is_tolerated:
             self._expressions.status = FAILURE
             if self._failure is None:
-                summary = (
-                    self._log.masked_line(f"{step_name}: {reason}") if reason else describe_exit(step_name, step_exit)
+                summary = self._log.masked_line(f"{step_name}: {reason}") if reason else describe_exit(step_name, step_exit)
+                # Later steps, which clean up or report, print nothing about the cause.
+                self._failure = JobResult(
+                    exit=step_exit, steps=[], error_code=error_code, summary=summary, log_tail=self._log.tail()
                 )
-                self._failure = JobResult(exit=step_exit, steps=[], error_code=error_code, summary=summary)
         return True
 
     def _refused_result(self, summary: str, refused: Refused) -> JobResult:

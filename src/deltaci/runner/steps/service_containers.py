@@ -18,11 +18,18 @@ from deltaci.runner.actions.context import StepFailed
 from deltaci.runner.log.job_log import JobLog
 from deltaci.runner.log.sections import START_SERVICES
 from deltaci.runner.sandbox import process_tree
-from deltaci.runner.sandbox.cell import Cell
-from deltaci.runner.sandbox.container import TOOL_VARIABLES, ContainerCell, tool_environment, working_tool
+from deltaci.runner.sandbox.cell import Cell, CellFailed
+from deltaci.runner.sandbox.container import (
+    TOOL_VARIABLES,
+    ContainerCell,
+    start_failure,
+    tool_environment,
+    working_tool,
+)
 from deltaci.runner.steps.expressions import JobExpressions
 
 CODE: Final = "RUNNER_STARTUP"
+NOT_READY: Final = "SERVICE"
 TOOL_SECONDS: Final = 600.0  # Enough to pull an image.
 READY_SECONDS: Final = 180.0
 POLL_SECONDS: Final = 0.5
@@ -52,7 +59,7 @@ class ServiceContainers:
                     return await self._start(expressions)
             except TimeoutError:
                 raise StepFailed("the services did not start within the job's time", "TIMED_OUT") from None
-            except (StepFailed, Refused):
+            except (StepFailed, CellFailed, Refused):
                 await self._log_output()
                 raise
 
@@ -68,7 +75,9 @@ class ServiceContainers:
             self._log.write_line(f"service {service.name}: {expressions.interpolate(service.image)}")
             # Before the call, so that a container whose start fails half-way is removed.
             self._started_containers.append((service.name, self._container_name(service)))
-            await self._run_checked(command, f"service {service.name}", env)
+            exit_code, output = await self._run_tool(command, env)
+            if exit_code:
+                raise start_failure(f"service {service.name}", expressions.interpolate(service.image), output)
         context_by_service: dict[str, Any] = {}
         for service in self._spec.services:
             await self._wait_until_ready(service)
@@ -117,7 +126,7 @@ class ServiceContainers:
         while True:
             exit_code, tool_output = await self._run_tool(["inspect", "--format", "{{.State.Running}}", container_name])
             if exit_code or tool_output != "true":
-                raise StepFailed(f"service {service.name}: it ended before it was ready; see its log", CODE)
+                raise StepFailed(f"service {service.name}: it ended before it was ready; see its log", NOT_READY)
             if not service.health:
                 return
             exit_code, tool_output = await self._run_tool(["exec", container_name, "sh", "-c", service.health])
@@ -125,9 +134,8 @@ class ServiceContainers:
                 return
             if asyncio.get_running_loop().time() > deadline:
                 raise StepFailed(
-                    f"service {service.name}: not ready after {READY_SECONDS:.0f} s; "
-                    f"its health check: {tool_output[-300:]}",
-                    CODE,
+                    f"service {service.name}: not ready after {READY_SECONDS:.0f} s; its health check: {tool_output[-300:]}",
+                    NOT_READY,
                 )
             await asyncio.sleep(POLL_SECONDS)
 
@@ -161,9 +169,9 @@ class ServiceContainers:
             await self._run_tool(["network", "rm", self._network])
         self._started_containers, self._network = [], ""
 
-    async def _run_checked(self, arguments: list[str], subject: str, env: dict[str, str] | None = None) -> None:
+    async def _run_checked(self, arguments: list[str], subject: str) -> None:
         """Run podman or docker. Raise `StepFailed`, which names `subject`, if it fails."""
-        exit_code, tool_output = await self._run_tool(arguments, env)
+        exit_code, tool_output = await self._run_tool(arguments)
         if exit_code:
             raise StepFailed(f"{subject} did not start: {tool_output[-500:]}", CODE)
 
