@@ -153,7 +153,10 @@ def _plan_pipeline(
     if not is_triggered:
         return PlannedPipeline(**common, reason=trigger_reason)
     matrix = {axis: (axis_value,) for axis, axis_value in request.matrix.items()}
-    compiled = plan_file(file, change, diff, source, requested_jobs=request.jobs, values_by_axis=matrix)
+    # The person who waits for the run sees each failure at once and decides.
+    compiled = plan_file(
+        file, change, diff, source, has_default_retry=False, requested_jobs=request.jobs, values_by_axis=matrix
+    )
     notes = tuple(problem for problem in compiled.problems if problem.is_warning)
     return PlannedPipeline(
         **common,

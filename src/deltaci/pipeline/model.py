@@ -336,6 +336,9 @@ class Retry(FileStruct, frozen=True, kw_only=True):
     ] = 0.0
 
 
+DEFAULT_RETRY: Final = Retry(max_attempts=2, on=("INFRA", "TOOLING"))
+
+
 class Artifact(FileStruct, frozen=True, kw_only=True):
     """Files to store. A text stands for the path."""
 
@@ -427,7 +430,12 @@ class Job(FileStruct, frozen=True, kw_only=True):
     )
     timeout_minutes: Annotated[Minutes, doc("the timeout of an attempt")] = field(name="timeout-minutes", default=60)
     allow_failure: Annotated[Boolean, doc("whether the run can succeed although the job fails")] = False
-    retry: Annotated[Retry | None, doc("when to retry; absent: never")] = None
+    retry: Annotated[
+        Retry | None,
+        doc(
+            "when to retry; absent: once after INFRA or TOOLING, but never with 'concurrency', and not on your machine"
+        ),
+    ] = None
     artifacts: Annotated[
         Annotated[tuple[Artifact, ...], Meta(max_length=MAX_ITEMS, extra={"one": True})], doc("files to store")
     ] = ()

@@ -141,6 +141,7 @@ def plan_file(
     *,
     run_id: str = "",
     fork_role: str = "",
+    has_default_retry: bool = True,
     requested_jobs: Sequence[str] = (),
     values_by_axis: Mapping[str, Collection[str]] | None = None,
     contents: Mapping[str, str] | None = None,
@@ -148,8 +149,8 @@ def plan_file(
     """Compile the plan of a pipeline file for a change.
 
     The plan for a change from a fork begins with an approval. Members of `fork_role` can approve, but never the person
-    who started the run. `requested_jobs` and `matrix` restrict the plan, and `contents` prepares its jobs to be
-    reused, as in `compile_pipeline`.
+    who started the run. `has_default_retry`, `requested_jobs`, `values_by_axis` (as `matrix`) and `contents` are those
+    of `compile_pipeline`.
     """
     compiled = compile_pipeline(
         file.result,
@@ -159,6 +160,7 @@ def plan_file(
         source=source,
         run_id=run_id,
         grants_mentioned_secrets=file.kind == "github",  # As on GitHub, where no job declares them.
+        has_default_retry=has_default_retry,
         requested_jobs=requested_jobs,
         matrix=values_by_axis,
         contents=contents,

@@ -48,6 +48,14 @@ def test_a_small_workflow_converts_to_a_pipeline() -> None:
     assert (workflow.problems, workflow.unsupported_jobs, workflow.job_ids) == ((), {}, ("test",))
 
 
+def test_a_job_with_an_environment_is_not_retried_by_default() -> None:
+    """It deploys: only its author knows whether it can be repeated."""
+    pipeline = parsed(job("environment: production")).pipeline
+
+    assert pipeline is not None
+    assert pipeline.jobs["test"].retry == model.Retry(max_attempts=1)
+
+
 def test_positions_refer_to_the_workflow_file() -> None:
     """So that planning can report positions in the file."""
     workflow = parsed(job("if: github.ref == 'x'\nenv: {A: '${{ github.sha }}'}"))

@@ -35,6 +35,33 @@ def test_the_job_specifications_are_valid_protocol_messages() -> None:
                 msgspec.convert(job_record.spec.work, JobSpec)
 
 
+@pytest.mark.parametrize(
+    ("lines", "max_attempts", "retry_on"),
+    [
+        ("", 2, ("INFRA", "TOOLING")),
+        ("retry: 1", 1, ("INFRA", "TOOLING", "FLAKY")),
+        ("retry: 3", 3, ("INFRA", "TOOLING", "FLAKY")),
+        ("concurrency: production", 1, ()),
+        ("concurrency: production\nretry: 2", 2, ("INFRA", "TOOLING", "FLAKY")),
+    ],
+)
+def test_a_job_is_retried_once_after_a_failure_of_the_infrastructure(
+    lines: str, max_attempts: int, retry_on: tuple[str, ...]
+) -> None:
+    """But not one of a group, which changes something that others share, unless its author says so."""
+    spec = job(a_job(lines)).spec
+
+    assert (spec.max_attempts, spec.retry_on) == (max_attempts, retry_on)
+
+
+def test_without_the_default_nothing_is_retried() -> None:
+    """As for runs on the machine of a person, who sees each failure at once."""
+    plan = compile_pipeline(parse_pipeline(a_job("")), PUSH, changed=None, has_default_retry=False).plan
+
+    assert plan is not None
+    assert [planned.spec.max_attempts for planned in plan.jobs] == [1]
+
+
 def test_every_key_of_a_job_arrives() -> None:
     """Nothing is ignored silently."""
     told = job(FULL, "build (linux, release)")

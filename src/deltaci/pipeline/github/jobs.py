@@ -62,6 +62,9 @@ def convert_job(key: Node, node: Node, defaults: Entries, converter: Converter, 
         converter.report_unsupported(key.position, f"the job {quote(key.raw)} without 'steps'", "expected steps")
     nodes_by_key["checkout"] = Node(BOOL, key.position, False, "false")
     nodes_by_key["network"] = Node(BOOL, key.position, True, "true")
+    if node.kind == OBJECT and any(name.raw == "environment" for name, _ in node.value):
+        # It deploys: only its author knows whether that can be repeated.
+        nodes_by_key["retry"] = Node(NUMBER, key.position, 1, "1")
     return object_node(node.position, nodes_by_key)
 
 

@@ -79,6 +79,7 @@ def compile_pipeline(
     run_number: int = 0,
     is_untrusted: bool = False,
     grants_mentioned_secrets: bool = False,
+    has_default_retry: bool = True,
     requested_jobs: Collection[str] = (),
     matrix: Mapping[str, Collection[str]] | None = None,
     contents: Mapping[str, str] | None = None,
@@ -88,8 +89,8 @@ def compile_pipeline(
     `changed` are the changed paths, None if they are unknown (`unknown_because` is the reason). `variables` are the
     context `vars`. For an untrusted change (`is_untrusted`, or from a fork), jobs get no secrets and no trusted caches,
     and wait for an approval. `grants_mentioned_secrets` gives a job the secrets that its expressions reference, as on
-    GitHub. If `requested_jobs` is not empty, only these jobs and their needs are planned. `matrix` has the
-    requested values by axis.
+    GitHub. Jobs without `retry` are retried once, if `has_default_retry`. If `requested_jobs` is not empty, only these
+    jobs and their needs are planned. `matrix` has the requested values by axis.
 
     With `contents`, the content ids of all files of the commit by path, no job is left out because of the changed
     paths. Instead, the spec of each job that can be reused gets the hash of its inputs: see `reuse.py`.
@@ -104,6 +105,7 @@ def compile_pipeline(
         source=source,
         cache_scope=_untrusted_scope(change) if is_untrusted else "",
         grants_mentioned_secrets=grants_mentioned_secrets,
+        has_default_retry=has_default_retry,
     )
     compiler = _Compiler(parsed, parsed.pipeline, change, spec_inputs)
     context_values = {"github": {}, "inputs": {}, "vars": dict(variables or {})}
@@ -400,13 +402,16 @@ class _Compiler:
         if cancels_in_progress:
             expected_text = "expected it at the top of the file: only whole runs are cancelled"
             interpolator.report((*path, "concurrency"), "'cancel-in-progress' of a job", expected_text, is_warning=True)
-        if job.retry is not None:
+        # A job of a group changes something that others share: only its author knows whether it can be repeated.
+        may_repeat = self._spec_inputs.has_default_retry and not concurrency_group
+        retry = job.retry or (model.DEFAULT_RETRY if may_repeat else None)
+        if retry is not None:
             shared_fields |= {
-                "max_attempts": job.retry.max_attempts,
-                "base_delay_seconds": job.retry.delay_seconds,
-                "max_delay_seconds": job.retry.max_delay_seconds,
-                "jitter": job.retry.jitter,
-                "retry_on": tuple(job.retry.on),
+                "max_attempts": retry.max_attempts,
+                "base_delay_seconds": retry.delay_seconds,
+                "max_delay_seconds": retry.max_delay_seconds,
+                "jitter": retry.jitter,
+                "retry_on": tuple(retry.on),
             }
         timeout_minutes = interpolator.number(
             (*path, "timeout-minutes"), job.timeout_minutes, job_contexts, maximum=model.MAX_MINUTES

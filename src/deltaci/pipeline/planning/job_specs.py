@@ -43,6 +43,7 @@ class SpecInputs(Struct, frozen=True, kw_only=True):
     pipeline: model.Pipeline
     source: wire.Source | None = None
     cache_scope: str = ""  # the cache scope of an untrusted change; empty: the change is trusted
+    has_default_retry: bool = True  # whether jobs without `retry` are retried once
     grants_mentioned_secrets: bool = False  # as on GitHub: jobs get each secret that their expressions reference
 
 
