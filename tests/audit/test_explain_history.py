@@ -59,8 +59,9 @@ def test_a_retry_names_the_failure_class_the_rule_and_the_log_line() -> None:
     reason = entry(why(lab, lab.job("build")), "retry_scheduled")
 
     assert reason.text == (
-        "Attempt 1 of 3 of build failed: it ended with exit code 6. The rule “network” classifies that as a failure of"
-        " the machine or the network (INFRA), because of the line “curl: (6) Could not resolve host: example.org”. The"
+        "Attempt 1 of 3 of build failed: it ended with exit code 6. The rule “transfer:curl” classifies that as a"
+        " failure of the machine or the network (INFRA), because of the line “curl: (6) Could not resolve host:"
+        " example.org”. The"
         " failure may be temporary, so attempt 2 was scheduled for 2026-01-04 08:00:20 UTC."
     )
     assert reason.seq == lab.last("r1/build").seq

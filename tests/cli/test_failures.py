@@ -17,7 +17,7 @@ def test_rules_are_set_shown_and_tried(terminal: Terminal) -> None:
     """A mistake is told with its place, and nothing is set."""
     (terminal.folder / "rules.yml").write_text(RULES)
     (terminal.folder / "bad.yml").write_text(RULES.replace("INFRA", "INFRO"))
-    (terminal.folder / "build.log").write_text("one\nGPU 7 was lost\nConnection reset by peer\nend\n")
+    (terminal.folder / "build.log").write_text("one\nGPU 7 was lost\nConnection reset by peer\nmake: *** Error 1\n")
 
     refused = terminal.deltaci("failure-rules", "set", "bad.yml")
     assert refused.exit_code == 2

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
-from deltaci.core import attempt, cascade, job, worker
+from deltaci.core import attempt, cascade, failures, job, worker
 from deltaci.core.events import ATTEMPT, Event
 from deltaci.core.machine import Command
 from deltaci.core.unit_of_work import UnitOfWork
@@ -188,6 +189,17 @@ def simultaneous_losses_count_separately() -> Iterator[None]:
 def loser_gets_the_job_again() -> Iterator[None]:
     """A worker that lost a job gets it again."""
     with patched((attempt, "should_yield", lambda *_: False)):
+        yield
+
+
+@fault
+def printed_text_counts_against_the_worker() -> Iterator[None]:
+    """What a job printed counts as an infrastructure failure of its worker."""
+
+    def is_worker_fault(failure_class: str, code: str) -> bool | None:
+        return failures.is_worker_fault(failure_class, "UPLOAD" if code == "EXIT" else code)
+
+    with patched((cascade, "failures", SimpleNamespace(is_worker_fault=is_worker_fault))):
         yield
 
 

@@ -23,7 +23,8 @@ from tests.support.lab import START, Lab, task
         (Facts(error_code="LEASE_LOST"), "INFRA", "lease-lost"),
         (Facts(error_code="CACHE_FETCH", exit_code=1), "TOOLING", "cache-or-registry"),
         (Facts(error_code="BAD_SPEC"), "USER", "bad-job-spec"),
-        (Facts(exit_code=1, log_tail=("ok", "curl: Could not resolve host: x")), "INFRA", "network"),
+        (Facts(exit_code=1, log_tail=("ok", "curl: Could not resolve host: x")), "INFRA", "network:names"),
+        (Facts(exit_code=137), "INFRA", "killed:exit-code"),
         (Facts(exit_code=1, log_tail=("npm ERR! ETIMEDOUT",)), "TOOLING", "package-registry"),
         (Facts(exit_code=1, failed_tests=("t1",), flaky_tests=("t1", "t2")), "FLAKY", "known-flaky-tests"),
         (Facts(exit_code=1, failed_tests=("t1", "t3"), flaky_tests=("t1",)), "USER", "failed-tests"),
@@ -93,7 +94,7 @@ def test_no_rule_of_the_table_retries_the_user() -> None:
     """A table is easily changed in one place and wrong in another."""
     assert not [rule.name for rule in failures.RULES if rule.failure_class == "USER" and rule.is_retryable]
     tooling = {rule.name for rule in failures.RULES if rule.failure_class == "TOOLING" and rule.is_retryable}
-    assert tooling == {"cache-or-registry", "package-registry"}
+    assert tooling == {"cache-or-registry", "package-registry", "package-registry:download"}
     others = [rule for rule in failures.RULES if rule.failure_class in ("INFRA", "FLAKY")]
     assert all(rule.is_retryable for rule in others)
 
@@ -149,7 +150,7 @@ def test_the_rules_of_a_project_come_first_and_none_of_them_retries_a_user_failu
 def test_the_event_names_the_class_the_rule_and_the_line() -> None:
     """People must see why there was a retry, or none, without reading the whole log."""
     lab = Lab().plan(task("a", max_attempts=2))
-    facts = Facts(log_tail=("building", "fatal: Connection reset by peer", "bye"))
+    facts = Facts(log_tail=("building", "fatal: Connection reset by peer", "make: *** [all] Error 1"))
 
     lab.complete(lab.claim(lab.attempt("a")), ok=False, facts=facts)
 

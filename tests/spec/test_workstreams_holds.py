@@ -11,6 +11,7 @@ import pytest
 from deltaci.audit.verify import verify
 from deltaci.core import attempt, lease, worker
 from deltaci.core.decide import CancelJob
+from deltaci.core.failures import Facts
 from deltaci.core.machine import Command
 from deltaci.core.worker import (
     DRAINED,
@@ -244,6 +245,11 @@ def failed(code: str) -> Callable[[Lab, str], None]:
     return fail
 
 
+def printed(lab: Lab, name: str) -> None:
+    facts = Facts(exit_code=1, log_tail=("503 Service Unavailable",))
+    lab.complete(lab.claim(lab.attempt(name)), ok=False, facts=facts)
+
+
 def succeeded(lab: Lab, name: str) -> None:
     lab.work(name)
 
@@ -281,6 +287,8 @@ def canceled(lab: Lab, name: str) -> None:
         (failed("CHECKOUT"), 3),
         (failed("CACHE_FETCH"), 0),
         (failed("BAD_SPEC"), 0),
+        (failed("IMAGE_PULL"), 2),
+        (printed, 2),
         (succeeded, 0),
         (failed("TIMED_OUT"), 2),
         (timed_out, 2),

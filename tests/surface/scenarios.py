@@ -10,6 +10,8 @@ from tests.surface.stage import JOB_SECONDS, TTL_SECONDS, Scenario, Stage
 SCENARIOS: Final[dict[str, Scenario]] = {}
 RETRY: Final = {"max_attempts": 2, "base_delay_seconds": 50}
 FULL_DISK: Final[dict[str, Any]] = {"log_tail": ["compiling", "fatal: No space left on device"]}
+UNAVAILABLE: Final[dict[str, Any]] = {"log_tail": ["test_health", "503 Service Unavailable"]}
+NO_START: Final[dict[str, Any]] = {"error_code": "RUNNER_STARTUP", "exit_code": None}
 
 
 def scenario(play: Scenario) -> Scenario:
@@ -406,13 +408,24 @@ async def backoff(stage: Stage) -> None:
 
 
 @scenario
+async def printed(stage: Stage) -> None:
+    """Jobs print that a service was unavailable; between them, one does not start because of the runner."""
+    await stage.start(*(task(f"job{n}", needs=[], allow_failure=True) for n in range(6)))
+    for n, failure in enumerate((UNAVAILABLE, UNAVAILABLE, NO_START, UNAVAILABLE, FULL_DISK)):
+        lease = await stage.claim(f"claim {n}")
+        await stage.complete(lease, f"Complete {n}", ok=False, **failure)
+    await stage.complete(await stage.claim("claim 5"), "Complete 5")
+    await stage.reported()
+
+
+@scenario
 async def holds(stage: Stage) -> None:
     """A worker is quarantined, drained and resumed, and then drained while it has jobs."""
     path = f"/workers/{stage.runner.name}"
     await stage.start(*(task(f"job{n}", needs=[], allow_failure=True) for n in range(7)))
     for n in range(3):
         lease = await stage.claim(f"claim {n}")
-        await stage.complete(lease, f"Complete {n}", ok=False, **FULL_DISK)
+        await stage.complete(lease, f"Complete {n}", ok=False, **NO_START)
     await stage.act("claim in quarantine", stage.runner.lease(wait_seconds=0))
     await stage.act("drain", stage.ada.post(f"{path}/drain", {"reason": "new disk"}))
     await stage.act("resume", stage.ada.post(f"{path}/resume"))
@@ -420,7 +433,7 @@ async def holds(stage: Stage) -> None:
     await stage.act("second drain", stage.ada.post(f"{path}/drain", {"reason": "move"}))
     await stage.act("third drain", stage.ada.post(f"{path}/drain", {"reason": "another"}))
     for n, lease in enumerate(leases):
-        await stage.complete(lease, f"Complete {n + 3}", ok=False, **FULL_DISK)
+        await stage.complete(lease, f"Complete {n + 3}", ok=False, **NO_START)
     await stage.act("claim while drained", stage.runner.lease(wait_seconds=0))
     await stage.act("second resume", stage.ada.post(f"{path}/resume"))
     await stage.act("third resume", stage.ada.post(f"{path}/resume"))

@@ -18,6 +18,7 @@ from deltaci.core import job as core_job
 from deltaci.core import lease
 from deltaci.core import worker as core_worker
 from deltaci.core.events import ORCHESTRATOR, RUNNER, actor_kind
+from deltaci.core.failures import WORKER_FAULT_CODES
 from deltaci.core.ids import attempt_id
 
 if TYPE_CHECKING:
@@ -428,6 +429,10 @@ def _check_lease_update(
         )
 
 
+# With the class INFRA, older versions counted these failures of a job itself against its worker.
+FORMERLY_COUNTED_CODES: Final = frozenset({"EXIT", "SIGNAL", "FAILED", "IMAGE_PULL"})
+
+
 def _release_worker(
     verifier: CanonicalVerifier, attempt: TrackedAttempt, event: EventLine, metadata: AttemptMetadata
 ) -> None:
@@ -437,6 +442,8 @@ def _release_worker(
         if attempt.id in worker.attempt_ids:
             worker.attempt_ids.discard(attempt.id)
             worker.ended_attempts[attempt.id] = _is_infra_failure(event, metadata)
+            if metadata.error is not None and metadata.error.code in FORMERLY_COUNTED_CODES:
+                worker.formerly_counted_attempt = attempt.id
 
 
 def _is_infra_failure(event: EventLine, metadata: AttemptMetadata) -> bool | None:
@@ -449,7 +456,7 @@ def _is_infra_failure(event: EventLine, metadata: AttemptMetadata) -> bool | Non
         return None
     if metadata.error.failure_class != "INFRA":
         return False
-    return None if metadata.error.code == "TIMED_OUT" else True
+    return True if metadata.error.code in WORKER_FAULT_CODES else None
 
 
 def check_claimable(

@@ -176,5 +176,6 @@ class TrackedWorker(TrackedEntity):
     is_leaving: bool = False
     hold: str = ""
     infra_failures: int = 0
+    formerly_counted_attempt: str = ""  # The latest attempt whose failure an older version may have counted.
     already_counted_attempts: set[str] = field(default_factory=set)
     is_quarantine_due: bool = False

@@ -102,6 +102,8 @@ def _check_failure_count(
     the maximum, the worker must be quarantined in the same transaction.
     """
     attempt_id, count_before = metadata.attempt_id or "", worker.infra_failures
+    if is_infra_failure is None and attempt_id == worker.formerly_counted_attempt:
+        is_infra_failure = metadata.infra_failures is not None or None
     if is_infra_failure and attempt_id not in worker.already_counted_attempts:
         worker.infra_failures, worker.already_counted_attempts = (
             count_before + 1,

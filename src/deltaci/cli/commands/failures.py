@@ -12,7 +12,7 @@ import typer
 from deltaci.api.schemas import failures as api_failures
 from deltaci.cli.output import TableOutput, ago, safe
 from deltaci.cli.session import CommandSession, command
-from deltaci.core.failures import MAX_LINE_CHARS, MAX_LOG_LINES, Facts, FailureRule, classify, matches_line
+from deltaci.core.failures import MAX_LOG_LINES, Facts, FailureRule, classify, matches_line
 from deltaci.pipeline.parse.failure_rules import DEFAULT_FILE, parse_failure_rules
 from deltaci.pipeline.parse.problems import format_with_source
 
@@ -164,7 +164,7 @@ def _rule(rule: api_failures.FailureRule) -> FailureRule:
 
 
 def _tail(file: str) -> tuple[str, ...]:
-    """The last lines, as many as a runner sends, each as long as it is looked at."""
+    """The last lines, as many as a runner sends."""
     if file == "-":
         data = sys.stdin.buffer.read()[-MAX_LOG_BYTES:]
     else:
@@ -173,4 +173,4 @@ def _tail(file: str) -> tuple[str, ...]:
             opened.seek(max(0, opened.tell() - MAX_LOG_BYTES))
             data = opened.read()
     lines = data.decode("utf-8", "replace").splitlines()
-    return tuple(line[:MAX_LINE_CHARS] for line in lines[-min(SENT_LINES, MAX_LOG_LINES) :])
+    return tuple(lines[-min(SENT_LINES, MAX_LOG_LINES) :])

@@ -9,6 +9,7 @@ from deltaci.simulation.checker.transitions import LogEvent, Violation
 
 MAX_INFRA_FAILURES: Final = 3
 MAX_LOST_BY_WORKERS: Final = 8
+RUNNER_FAILURE_CODES: Final = frozenset({"RUNNER_STARTUP", "CHECKOUT", "UPLOAD"})
 LOST_LEASE_REASONS: Final = frozenset({"LEASE_EXPIRED", "NOT_ACCEPTED"})
 HOLD_BY_TRIGGER: Final = {"drained": "DRAINED", "quarantined": "QUARANTINED", "resumed": ""}
 
@@ -24,7 +25,7 @@ def is_infra_failure(event: LogEvent) -> bool | None:
     error = event.metadata.get("error", {})
     if error.get("failure_class") != "INFRA":
         return False
-    return None if error.get("code") == "TIMED_OUT" else True
+    return True if error.get("code") in RUNNER_FAILURE_CODES else None
 
 
 def count_lease_end(worker: TrackedWorker, attempt_id: str, event: LogEvent) -> None:
