@@ -13,7 +13,7 @@ from playwright.sync_api import Locator, Page, expect
 from deltaci.audit.verify import verify
 from tests.browser.browsing import Person
 from tests.browser.house import House, gate, task
-from tests.support.upstream import Upstream
+from tests.support.upstream import ZEROS, Upstream
 
 HOSTILE: Final = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
 LONG: Final = "a_name_without_any_place_where_a_line_could_be_broken_" * 3
@@ -185,8 +185,8 @@ def test_a_plan_that_was_given_is_shown_whole(ada: Person, house: House) -> None
 
 @pytest.fixture(scope="module")
 def reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """A server that may read repositories of this machine; nobody takes its jobs."""
-    house = House(tmp_path_factory.mktemp("reading"), "--allow-repositories", "file").open(slots=0)
+    """A server that may read repositories of this machine, with a runner."""
+    house = House(tmp_path_factory.mktemp("reading"), "--allow-repositories", "file").open(slots=2)
     yield house
     house.close()
 
@@ -194,15 +194,12 @@ def reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 PIPELINE: Final = """\
 on: push
 jobs:
-  api:
-    paths: ['api/**']
-    steps: [make api]
-  docs:
-    paths: ['docs/**']
-    steps: [make docs]
+  api: {paths: ['api/**'], checkout: false, steps: ['true']}
+  docs: {paths: ['docs/**'], checkout: false, steps: ['true']}
   every:
     strategy: {matrix: {python: ['3.12', '3.13']}}
-    steps: [make test]
+    checkout: false
+    steps: ['true']
 """
 
 
@@ -217,11 +214,17 @@ def test_what_a_change_left_out_is_shown_with_the_reason(
     """Kept and left out apart, each with what decided; a file that cannot be planned says where it is wrong."""
     upstream = Upstream(tmp_path / "up", {".deltaci.yml": PIPELINE, "docs/a": "a", "api/a": "a"})
     reading.ask("PUT", "/projects/shop", {"url": upstream.url, "default_branch": "main"})
+    _pushed(reading, "shop", ZEROS, upstream.first)
+    ada = visitor(reading).sign_in(reading.key("ada"))
+    page = ada.page
+    page.locator(".name").first.click()
+    page.wait_for_url("**/runs/*")
+    reading.until(page.url.rpartition("/")[2], "SUCCEEDED")
     changed = upstream.push({"api/b": "b"})
     _pushed(reading, "shop", upstream.first, changed)
 
-    ada = visitor(reading).sign_in(reading.key("ada"))
-    page = ada.page
+    ada.go("/runs")
+    expect(page.locator(".name")).to_have_count(2)
     page.locator(".name").first.click()
     page.wait_for_url("**/runs/*")
     ada.go(f"{page.url}/plan")
@@ -232,7 +235,8 @@ def test_what_a_change_left_out_is_shown_with_the_reason(
     expect(kept.locator("tbody th").filter(has_text="of every")).to_have_count(2)
     expect(left.locator("tbody tr")).to_have_count(1)
     expect(left.locator("tbody tr")).to_contain_text("docs")
-    expect(page.get_by_text(upstream.first[:12])).to_be_visible()
+    expect(left.locator("tbody tr")).to_contain_text(f"unchanged since {upstream.first[:7]}")
+    expect(page.locator("#plan").get_by_text(upstream.first[:12])).to_be_visible()
     expect(page.locator("#plan").get_by_text(".deltaci.yml")).to_be_visible()
     ada.check()
     ada.check_fits()

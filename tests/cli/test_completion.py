@@ -73,7 +73,7 @@ def completed(folder: Path, shims: Path, *words: str, **more: str) -> list[str]:
 def test_bash_completes_commands_and_options(tmp_path: Path, shims: Path) -> None:
     """Without a server; and what is only listed is not imported."""
     assert completed(tmp_path, shims, "deltaci", "") == list(COMMANDS)
-    assert completed(tmp_path, shims, "deltaci", "re") == ["reject", "rerun"]
+    assert completed(tmp_path, shims, "deltaci", "rej") == ["reject"]
     assert completed(tmp_path, shims, "deltaci", "template", "s") == ["show", "save"]
     assert "--branch" in completed(tmp_path, shims, "deltaci", "runs", "--b")
     assert completed(tmp_path, shims, "deltaci", "events", "export", "--format", "t") == ["transitions"]

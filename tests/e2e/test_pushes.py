@@ -39,7 +39,7 @@ jobs:
     steps:
       - test '${{ needs.build.outputs.word }}' = hello
   docs:
-    paths: ['docs/**']
+    if: github.ref == 'refs/heads/docs'
     steps: [exit 1]
 """
 TOKEN: Final = "the-forges-own-token"

@@ -176,14 +176,18 @@ class StepSequence:
         """Record a failed step. Always return True, as the conditions of the later steps decide whether they run."""
         step_result = self._step_result(step_index, step_name, step_exit, reason)
         # `continue-on-error` does not cover a failure of the runner itself.
-        is_step_failure = error_code not in STARTUP_CODES if self._expressions.is_pipeline_job else error_code in ("", "TIMED_OUT")
+        is_step_failure = (
+            error_code not in STARTUP_CODES if self._expressions.is_pipeline_job else error_code in ("", "TIMED_OUT")
+        )
         is_tolerated = step.continue_on_error and is_step_failure
         self._results.append(structs.replace(step_result, is_tolerated=is_tolerated))
         self._expressions.record_step(step.id, FAILURE, SUCCESS if is_tolerated else FAILURE, value_by_output or {})
         if not is_tolerated:
             self._expressions.status = FAILURE
             if self._failure is None:
-                summary = self._log.masked_line(f"{step_name}: {reason}") if reason else describe_exit(step_name, step_exit)
+                summary = (
+                    self._log.masked_line(f"{step_name}: {reason}") if reason else describe_exit(step_name, step_exit)
+                )
                 # Later steps, which clean up or report, print nothing about the cause.
                 self._failure = JobResult(
                     exit=step_exit, steps=[], error_code=error_code, summary=summary, log_tail=self._log.tail()

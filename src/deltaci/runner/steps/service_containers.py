@@ -134,7 +134,8 @@ class ServiceContainers:
                 return
             if asyncio.get_running_loop().time() > deadline:
                 raise StepFailed(
-                    f"service {service.name}: not ready after {READY_SECONDS:.0f} s; its health check: {tool_output[-300:]}",
+                    f"service {service.name}: not ready after {READY_SECONDS:.0f} s; "
+                    f"its health check: {tool_output[-300:]}",
                     NOT_READY,
                 )
             await asyncio.sleep(POLL_SECONDS)
