@@ -124,7 +124,8 @@ def test_a_missing_commit_is_named(repository: Repository, tmp_path: Path) -> No
 
 
 def test_a_missing_branch_is_named(repository: Repository, tmp_path: Path) -> None:
-    with pytest.raises(GitFailed, match="has no refs/heads/other and no refs/tags/other"):
+    """The job names it, so its failure is not the worker's: the code is not CHECKOUT."""
+    with pytest.raises(Refused, match="has no refs/heads/other and no refs/tags/other"):
         checked_out(repository, tmp_path, ref="other")
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from deltaci.core.backoff import Backoff
+from deltaci.core.errors import Refused
 from deltaci.git.command import RUNNER, Git, GitFailed, GitRemote
 from deltaci.git.repository import MISSING_ON_REMOTE, BareRepository
 
@@ -89,7 +90,7 @@ class Mirror(BareRepository):
         return commit_ref
 
     async def resolve(self, ref_names: list[str]) -> tuple[str, str]:
-        """Return the first of these refs that the remote has, and its commit. Raise `GitFailed` if it has none."""
+        """Return the first of these refs that the remote has, and its commit. Raise `Refused` if it has none."""
         commit_by_ref: dict[str, str] = {}
         ref_patterns = [*ref_names, *(f"{ref_name}^{{}}" for ref_name in ref_names)]
         git_arguments = ["ls-remote", "--", self._remote.url, *ref_patterns]
@@ -103,7 +104,8 @@ class Mirror(BareRepository):
         for ref_name in ref_names:
             if ref_name in commit_by_ref:
                 return ref_name, commit_by_ref[ref_name]
-        raise GitFailed(f"the repository has no {' and no '.join(ref_names)}")
+        missing_refs = " and no ".join(ref_names)
+        raise Refused("bad_spec", f"the repository has no {missing_refs}; name a branch or tag that exists")
 
     def _depth(self) -> int:
         """Return the greatest depth with which a commit was fetched into the mirror; 0 if unknown."""
