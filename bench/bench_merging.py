@@ -150,7 +150,7 @@ async def _measure(folder: Path, large: Large, size: int) -> Merged:
     async with _served(folder) as service:
         await service.control_plane.workstreams.stop()  # The heads belong to no workstream.
         project = Project(name=PROJECT, tenant=TENANT, url=large.upstream.url, default_branch="main")
-        await service.control_plane.repositories.projects.put(project)
+        await service.control_plane.repositories.projects.put(project, actor="user:bench")
         mirror = service.control_plane.repositories.mirrors.for_project(project)
         base = (await mirror.fetch_refs(["refs/heads/main"]))["refs/heads/main"]
         log_progress(f"{MERGES[size]} heads, merged in batches of {size}")

@@ -40,6 +40,7 @@ DECODING: Final = {
     "decoder": 0,
     "convert": 1,
     "TypedDocuments": 2,
+    "Resources": 3,
     "decode": sys.maxsize,
 }
 

@@ -6,13 +6,16 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from deltaci.audit.projections import VIEWS
-from deltaci.core import attempt, job, lease, run, worker
+from deltaci.core import attempt, job, lease, resource, run, worker
 from deltaci.core.cascade import CASCADE
 from deltaci.core.machine import Machine, Rule, Target
 from deltaci.core.status.view import LEFT_OUT, SAME, View
 from scripts.docgen.pages import table
 
-MACHINES: Final[tuple[Machine[Any], ...]] = (run.MACHINE, job.MACHINE, attempt.MACHINE, lease.MACHINE, worker.MACHINE)
+MACHINES: Final[tuple[Machine[Any], ...]] = (
+    *(run.MACHINE, job.MACHINE, attempt.MACHINE, lease.MACHINE, worker.MACHINE),
+    resource.MACHINE,
+)
 
 _HEAD: Final = """# The machines
 

@@ -50,6 +50,7 @@ from deltaci.server.auth.callers import ApiKeys
 from deltaci.server.auth.credentials import REGISTRATION_SECONDS, Signer, load_server_key
 from deltaci.server.connection import connection_class
 from deltaci.server.disk import DiskThreads
+from deltaci.server.document_import import import_documents
 from deltaci.server.failure_rules import FailureRules
 from deltaci.server.follower import Follower
 from deltaci.server.rest.http.app import ApiApp
@@ -148,8 +149,8 @@ class Server:
         self.blobs = blobs if blobs is not None else FolderBlobStore(folder / BLOBS_FOLDER)
         self.signer = Signer(self.key, steady_clock())
         self.secrets = Secrets(self.blobs, self.key)
-        self.tenants = Tenants(store, self.blobs, time.monotonic)
-        self.failure_rules = FailureRules(store, time.monotonic, failure_rules)
+        self.tenants = Tenants(self.engine, store, self.blobs, time.monotonic)
+        self.failure_rules = FailureRules(self.engine, store, time.monotonic, failure_rules)
         self.flaky = FlakyTestTracker(store)
         self.fleet = Fleet(store, self.engine, health)
         self.incarnations = Incarnations(store)
@@ -207,6 +208,7 @@ class Server:
         if isinstance(self.blobs, FolderBlobStore):
             await asyncio.to_thread(self.blobs.sweep, time.time() - UNFINISHED_SECONDS)
         await self.engine.start()
+        await import_documents(self.engine, self.store)
         await self._follower.start()
         await self.fleet.start()
         self.control.start()
@@ -309,7 +311,7 @@ class ControlPlane:
             blobs=server.blobs,
             disk=self._disk,
             signer=server.signer,
-            keys=ApiKeys(server.store, server.signer, time.monotonic),
+            keys=ApiKeys(server.engine, server.store, server.signer, time.monotonic),
             tenants=server.tenants,
             streams=self.event_streams,
             secrets=server.secrets,

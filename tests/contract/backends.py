@@ -25,6 +25,7 @@ from deltaci.core.events import Event
 from deltaci.core.ids import lease_ref
 from deltaci.core.instants import SECOND
 from deltaci.core.machine import Command, Record
+from deltaci.core.resource import Resource
 from deltaci.core.results import JobResult, ResultKey
 from deltaci.core.worker import Worker
 from deltaci.engine.engine import Claim, ClaimedAttempt, DeriveLeaseSecret, Engine
@@ -38,6 +39,7 @@ from deltaci.storage.port import (
     ReadyAttempt,
     RecordPage,
     Request,
+    ResourceQuery,
     Store,
     Transaction,
     Write,
@@ -254,7 +256,19 @@ class Wrapped:
     async def count(self, tenant: str, list: str, limit: int) -> int:
         return await self.inner.count(tenant, list, limit)
 
-    async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
+    async def find_api_key(self, name: str) -> Record | None:
+        return await self.inner.find_api_key(name)
+
+    async def list_resources(self, query: ResourceQuery) -> list[Resource]:
+        return await self.inner.list_resources(query)
+
+    async def administrative_events(self, tenant: str, before: int, limit: int) -> list[Event]:
+        return await self.inner.administrative_events(tenant, before, limit)
+
+    async def first_documents(self, kind: str, limit: int) -> list[Document]:
+        return await self.inner.first_documents(kind, limit)
+
+    async def find_document(self, kind: str, name: str, tenant: str) -> Document | None:
         return await self.inner.find_document(kind, name, tenant)
 
     async def put_documents(self, documents: Sequence[Document]) -> None:

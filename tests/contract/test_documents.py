@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
-from deltaci.storage.port import API_KEY_KIND, Conflict, Document, Store
+from deltaci.storage.port import Conflict, Document, Store
 from tests.contract.backends import Backend, on_loop
 
 RIVALS: Final = 50
@@ -75,29 +75,8 @@ async def test_a_name_that_no_database_can_store_does_not_exist(backend: Backend
             with pytest.raises(ValueError, match="is no name"):
                 await store.put_documents([new("b"), new(name)])
             assert await store.find_document("template", name, "acme") is None
-            assert await store.find_document(API_KEY_KIND, name) is None
             assert await store.list_documents("template", "acme", prefix=name) == []
             assert names(await store.list_documents("template", "acme", after=name)) == ["a"]
-
-
-@on_loop
-async def test_a_key_has_one_owner(backend: Backend) -> None:
-    """A key is looked up before its tenant is known."""
-    async with backend.opened() as store:
-        await store.put_documents([new("k1", b"hers", kind=API_KEY_KIND)])
-
-        for version in (0, 1):
-            with pytest.raises(Conflict):
-                await store.put_documents([new("k1", b"his", kind=API_KEY_KIND, tenant="other", version=version)])
-        with pytest.raises(Conflict):
-            await store.put_documents([new("k2", kind=API_KEY_KIND), new("k2", kind=API_KEY_KIND, tenant="other")])
-
-        document = await store.find_document(API_KEY_KIND, "k1")
-        assert document is not None
-        assert (document.tenant, document.body) == ("acme", b"hers")
-        assert await store.find_document(API_KEY_KIND, "k1", "acme") == document
-        assert await store.find_document(API_KEY_KIND, "k1", "other") is None
-        assert await store.find_document(API_KEY_KIND, "k2") is None
 
 
 @on_loop
@@ -182,6 +161,8 @@ async def test_names_belong_to_their_tenant_and_kind(backend: Backend) -> None:
         assert (await stored(store, new("a", kind="quota"))).body == b"3"
         assert (await stored(store, new("a", tenant=""))).body == b"4"
         assert [document.body for document in await store.list_documents("template", "acme")] == [b"1"]
+        assert [document.body for document in await store.first_documents("template", 9)] == [b"4", b"1", b"2"]
+        assert [document.tenant for document in await store.first_documents("template", 2)] == ["", "acme"]
         assert await store.list_documents("template", "nobody") == []
 
 
@@ -208,16 +189,16 @@ async def test_documents_are_listed_in_the_order_of_their_names(backend: Backend
 async def test_only_the_version_that_was_read_is_deleted(backend: Backend) -> None:
     """Afterwards the name can be used again."""
     async with backend.opened() as store:
-        await store.put_documents([new("a", kind=API_KEY_KIND)])
+        await store.put_documents([new("a", kind="key")])
 
         for name, version in (("a", 0), ("a", 2), ("b", 1)):
-            assert not await store.delete_document(API_KEY_KIND, "acme", name, version)
-        assert not await store.delete_document(API_KEY_KIND, "other", "a", 1)
-        assert await store.delete_document(API_KEY_KIND, "acme", "a", 1)
-        assert not await store.delete_document(API_KEY_KIND, "acme", "a", 1)
+            assert not await store.delete_document("key", "acme", name, version)
+        assert not await store.delete_document("key", "other", "a", 1)
+        assert await store.delete_document("key", "acme", "a", 1)
+        assert not await store.delete_document("key", "acme", "a", 1)
 
-        assert await store.find_document(API_KEY_KIND, "a") is None
-        await store.put_documents([new("a", kind=API_KEY_KIND, tenant="other")])
+        assert await store.find_document("key", "a", "acme") is None
+        await store.put_documents([new("a", kind="key")])
 
 
 @on_loop

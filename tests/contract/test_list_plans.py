@@ -10,7 +10,9 @@ import pytest
 
 from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job, JobSpec
-from deltaci.storage import document_backends, list_index, sqlite
+from deltaci.core.resource import Resource
+from deltaci.storage import document_backends, list_index, resources, sqlite
+from deltaci.storage import sql as sql_statements
 from deltaci.storage.port import Document, ListChange, Store, Write
 from deltaci.storage.sqlite import SqliteStore
 from tests.contract.backends import ask, on_loop, put
@@ -26,7 +28,11 @@ async def fill(store: Store) -> None:
     entries = [ListChange(f"r{n}", START + n, listed) for n in range(MANY)]
     jobs = [put(Job(id=f"r{n}/a", run_id=f"r{n}", spec=JobSpec(name="a")), is_terminal=n % 2 == 0) for n in range(MANY)]
     held = [put(Attempt(id=f"a{n}", tenant=TENANT), due_at=START) for n in range(MANY)]
-    await ask(store, Write(jobs + held, [], True, entries))
+    settings = [
+        put(Resource(id=f"resource:{TENANT}/k:{n}", tenant=TENANT, kind="k", name=str(n), state="PRESENT"))
+        for n in range(MANY)
+    ]
+    await ask(store, Write(jobs + held + settings, [], True, entries))
     await store.put_documents([Document("template", TENANT, f"t{n}", 0, 0, b"") for n in range(MANY)])
 
 
@@ -49,7 +55,15 @@ async def test_sqlite_uses_the_key_or_an_index(tmp_path: Path) -> None:
         (sqlite._select_by_ids(2), ["r1", "r2"], "SEARCH history USING PRIMARY KEY (id=?)"),
         (sqlite._COUNT_LIVE_LEASES, [TENANT, 5], "INDEX records_held (tenant=?"),
         (document_backends.FIND.format(m="?"), ["k", TENANT, "t1"], "PRIMARY KEY (kind=? AND tenant=? AND name=?)"),
-        (document_backends.FIND_KEY.format(m="?"), ["k1"], "INDEX documents_key (name=?"),
+        (document_backends.FIRST.format(m="?"), ["k", 5], "PRIMARY KEY (kind=?)"),
+        (resources.FIND_KEY.format(m="?"), ["k1"], "INDEX resources_key (name=?"),
+        (resources.select_by_ids(2), ["a", "b"], "INDEX sqlite_autoindex_resources_1 (id=?)"),
+        (
+            resources.LIST.format(m="?"),
+            ["k", TENANT, "", "", 5],
+            "INDEX resources_present (kind=? AND (tenant,name)>(?,?))",
+        ),
+        (sql_statements.LATEST_OF_SCOPE.format("?1", "?2", "?3"), ["s", 9, 5], "PRIMARY KEY (scope=? AND last_seq<?)"),
         (
             document_backends.LIST.format(m="?"),
             ["k", TENANT, "", "", 5],
@@ -59,7 +73,7 @@ async def test_sqlite_uses_the_key_or_an_index(tmp_path: Path) -> None:
         plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
 
         assert any(way in step for step in plan), plan
-        tables = ("listed", "records", "history", "documents")
+        tables = ("listed", "records", "history", "documents", "resources", "chunk_scopes", "chunks")
         assert not [step for step in plan if step.startswith(tuple(f"SCAN {table}" for table in tables))], plan
     walked = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {list_index.scan_sql('?', 2)}", WALK)]
     assert sum("SEARCH o USING PRIMARY KEY (tenant=? AND list=? AND at=? AND id=?)" in step for step in walked) == 2
@@ -97,7 +111,11 @@ def test_postgresql_uses_the_key_or_an_index(postgres_dsn: str, state: str) -> N
             (postgres._BEGIN, "('{r1, r2}')", "records_pkey"),
             (postgres._COUNT_LIVE_LEASES, "('acme', 5)", "records_held"),
             (document_backends.FIND.format(m="$"), "('template', 'acme', 't1')", "documents_pkey"),
-            (document_backends.FIND_KEY.format(m="$"), "('k1')", "documents_key"),
+            (document_backends.FIRST.format(m="$"), "('template', 5)", "documents_pkey"),
+            (resources.FIND_KEY.format(m="$"), "('k1')", "resources_key"),
+            (resources.LIST.format(m="$"), "('k', 'acme', '', '', 5)", "resources_present"),
+            (postgres._LOAD_RESOURCES, "('{a, b}')", "resources_pkey"),
+            (sql_statements.LATEST_OF_SCOPE.format("$1", "$2", "$3"), "('s', 9, 5)", "chunk_scopes_pkey"),
             (document_backends.LIST.format(m="$"), "('template', 'acme', '', '', 5)", "documents_pkey"),
         ):
             # Only a prepared statement is planned as ours are: for any values.

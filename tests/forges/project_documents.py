@@ -12,6 +12,7 @@ import msgspec
 from deltaci.controllers.projects import Projects
 from deltaci.controllers.repositories.change_records import ChangeRecords
 from deltaci.controllers.repositories.renames import RepositoryRenames
+from deltaci.engine.engine import Engine
 from deltaci.forges.http import ForgeHttpClient
 from deltaci.forges.projects import ForgeProject
 from deltaci.pipeline.change import Change
@@ -66,8 +67,11 @@ async def webhook_sender(store: Store, clock: Callable[[], float] = lambda: NOW)
     """Open a sender for the webhook endpoint over this store."""
     project_documents = ProjectDocuments(store)
     client = ForgeHttpClient()
-    renames = RepositoryRenames(store, Projects(store), client)
+    engine = Engine(store)
+    await engine.start()
+    renames = RepositoryRenames(store, Projects(engine, store), client)
     hooks: Any = WebhookApp(store, project_documents, ChangeRecords(store), renames, clock)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=hooks), base_url="http://here") as http:
         yield WebhookSender(http, project_documents)
+    await engine.stop()
     await client.close()

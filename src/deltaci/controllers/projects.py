@@ -10,14 +10,13 @@ import msgspec
 
 from deltaci.api.schemas.projects import Policies, ProjectInput
 from deltaci.core.errors import Refused
-from deltaci.core.listing import ALL_TENANTS
-from deltaci.storage.port import Conflict, Document, Store
+from deltaci.engine.engine import Engine
+from deltaci.engine.resources import Resources
+from deltaci.storage.port import Store
 
 KIND: Final = "project"
-# What goes on by itself looks through all tenants: their projects are kept together. No tenant has this in its name.
-BETWEEN: Final = "\n"
+BETWEEN: Final = "\n"  # In names of documents about a project: after the tenant, which never contains it.
 MAX_PROJECTS: Final = 10_000  # Of one tenant.
-PAGE: Final = 200
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,27 +36,23 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int = 0
     created_by: str = ""
     reports: str = "statuses"
-    version: int = 0  # Of the document, as it was read.
-
-
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Project).decode
+    version: int = 0  # How many times it was saved.
 
 
 def of(tenant: str, name: str) -> str:
-    """Return the document name of a tenant's project. The documents of all tenants are stored together."""
+    """Return the name of a document about a tenant's project. The documents of all tenants are stored together."""
     return f"{tenant}{BETWEEN}{name}"
 
 
 class Projects:
-    """Stores projects as documents."""
+    """Stores the projects of all tenants."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, engine: Engine, store: Store) -> None:
+        self._resources = Resources(engine, store, KIND, Project)
 
     async def find(self, tenant: str, name: str) -> Project | None:
         """Return the tenant's project with this name, or None."""
-        return _read(await self._store.find_document(KIND, of(tenant, name), ALL_TENANTS))
+        return await self._resources.find(tenant, name)
 
     async def named(self, tenant: str, text: str) -> Project | None:
         """Return the tenant's project with this name, else the one with this URL, or None."""
@@ -70,24 +65,12 @@ class Projects:
 
     async def page(self, tenant: str, after: str, limit: int) -> list[Project]:
         """Return up to `limit` projects of the tenant, ordered by name, that come after the name `after`."""
-        prefix = of(tenant, "")
-        documents = await self._store.list_documents(
-            KIND, ALL_TENANTS, after=f"{prefix}{after}" if after else "", limit=limit, prefix=prefix
-        )
-        return [each for each in map(_read, documents) if each is not None]
+        return [stored.value for stored in await self._resources.page(tenant, after=after, limit=limit)]
 
     async def each(self, tenant: str | None = None) -> AsyncIterator[Project]:
         """Yield every project of the tenant, or of all tenants."""
-        after, prefix = "", of(tenant, "") if tenant is not None else ""
-        while True:
-            documents = await self._store.list_documents(KIND, ALL_TENANTS, after=after, limit=PAGE, prefix=prefix)
-            for document in documents:
-                found = _read(document)
-                if found is not None:
-                    yield found
-            if len(documents) < PAGE:
-                return
-            after = documents[-1].name
+        async for stored in self._resources.iterate(tenant):
+            yield stored.value
 
     async def is_full(self, tenant: str) -> bool:
         """Return whether the tenant has as many projects as it may have."""
@@ -96,32 +79,27 @@ class Projects:
             count += 1
         return count >= MAX_PROJECTS
 
-    async def put(self, project: Project) -> Project:
+    async def put(self, project: Project, *, actor: str) -> Project:
         """Store a project in place of the version that was read. Return it with its new version.
 
         Raises `Refused` with the code `stale_version` if the project was changed since.
         """
-        body = _encode(msgspec.structs.replace(project, version=0))
-        name = of(project.tenant, project.name)
-        document = Document(kind=KIND, tenant=ALL_TENANTS, name=name, version=project.version, at=0, body=body)
-        try:
-            await self._store.put_documents([document])
-        except Conflict:
-            raise Refused(
-                "stale_version", f"somebody else changed project {project.name!r} at the same moment"
-            ) from None
-        return msgspec.structs.replace(project, version=project.version + 1)
+        rev = await self._check_version(project)
+        saved = msgspec.structs.replace(project, version=project.version + 1)
+        await self._resources.put(project.tenant, project.name, saved, actor=actor, rev=rev)
+        return saved
 
-    async def drop(self, project: Project) -> None:
+    async def drop(self, project: Project, *, actor: str) -> None:
         """Delete a project. Raises `Refused` with the code `stale_version` if it was changed since it was read."""
-        if not await self._store.delete_document(KIND, ALL_TENANTS, of(project.tenant, project.name), project.version):
-            raise Refused("stale_version", f"somebody else changed project {project.name!r} at the same moment")
+        rev = await self._check_version(project)
+        await self._resources.delete(project.tenant, project.name, actor=actor, rev=rev)
 
-
-def _read(document: Document | None) -> Project | None:
-    if document is None:
-        return None
-    return msgspec.structs.replace(_decode(document.body), version=document.version)
+    async def _check_version(self, project: Project) -> int:
+        """Return the `rev` of the stored project. Raises `Refused` unless it has the same version."""
+        current, rev = await self._resources.read(project.tenant, project.name)
+        if (current.version if current is not None else 0) != project.version:
+            raise Refused("stale_version", f"another request changed project {project.name!r}; read it again")
+        return rev
 
 
 def made(tenant: str, name: str, asked: ProjectInput, *, by: str, now: int) -> Project:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from deltaci.core import approvals, attempt, job, lease, plan, run, worker
+from deltaci.core import approvals, attempt, job, lease, plan, resource, run, worker
 from deltaci.core.cascade import (
     CASCADE,
     CancelLiveJob,
@@ -25,8 +25,8 @@ from deltaci.core.cascade import (
     resolve,
 )
 from deltaci.core.errors import InvariantBroken, Refused
-from deltaci.core.events import ATTEMPT, JOB, ORCHESTRATOR, RUN, USER, Event, actor_kind
-from deltaci.core.ids import attempt_id, job_id
+from deltaci.core.events import ATTEMPT, JOB, ORCHESTRATOR, RESOURCE, RUN, USER, Event, actor_kind
+from deltaci.core.ids import administration_id, attempt_id, job_id
 from deltaci.core.job import Job, JobSpec
 from deltaci.core.machine import (
     ABSENT,
@@ -101,6 +101,7 @@ MACHINES: Final[dict[type[Record], Machine[Any]]] = {
     job.Job: job.MACHINE,
     attempt.Attempt: attempt.MACHINE,
     worker.Worker: worker.MACHINE,
+    resource.Resource: resource.MACHINE,
 }
 _RECORD_TYPE: Final = {command: kind for kind, machine in MACHINES.items() for command in machine.commands}
 _CREATE_COMMANDS: Final[dict[type[Record], type[Command]]] = {
@@ -228,6 +229,8 @@ def _apply_with_follow_ups(unit: UnitOfWork, command: Command, at: int) -> Recor
             for event in new_events:
                 if event.entity == ATTEMPT:
                     _note_unconfirmed_stop(unit, event)
+                elif event.entity == RESOURCE:
+                    _number(unit, event)
                 else:
                     _update_tally(unit, event, touched_run_ids)
             if type(part) is attempt.Grant and part.starts and new_events:
@@ -264,7 +267,7 @@ def _apply_one(unit: UnitOfWork, command: Command, at: int, *, is_submitted: boo
     record_type = _RECORD_TYPE.get(type(command))
     if record_type is None:
         raise InvariantBroken(f"no machine takes {type(command).__name__}")
-    record = unit.get(command.id, record_type)
+    record = _find_resource(unit, command) if record_type is resource.Resource else unit.get(command.id, record_type)
     if record.updated_at > at:
         raise _LaterTime(record.updated_at)
     try:
@@ -280,6 +283,27 @@ def _apply_one(unit: UnitOfWork, command: Command, at: int, *, is_submitted: boo
         raise InvariantBroken(f"the follow-up {type(command).__name__} was refused: {refused}") from refused
     if changed is not record:
         unit.put(changed)
+
+
+def _find_resource(unit: UnitOfWork, command: Any) -> resource.Resource:
+    """Return the resource of a command. Refuse to delete a resource that was never created."""
+    if unit.find(command.id) is not None:
+        return unit.get(command.id, resource.Resource)
+    if isinstance(command, resource.DeleteResource):
+        raise Refused("not_found", f"there is no {command.kind} {command.name!r}; check the name")
+    return resource.absent(command)
+
+
+def _number(unit: UnitOfWork, event: Event) -> None:
+    """Give the event of a resource the next number among those of its tenant.
+
+    The record with the latest number is written with the event, so that no two events have the same number.
+    """
+    id = administration_id(event.tenant)
+    is_first = unit.find(id) is None
+    administration = resource.Resource(id=id, tenant=event.tenant) if is_first else unit.get(id, resource.Resource)
+    number = event.metadata["number"] = administration.number + 1
+    unit.put(msgspec.structs.replace(administration, number=number))
 
 
 def _create(unit: UnitOfWork, command: NewRecord, at: int) -> None:
@@ -470,10 +494,15 @@ def _expand_cancel_job(unit: UnitOfWork, command: CancelJob) -> Iterable[Command
     return (cancel_job(unit.job(command.id), reason, command.actor, command.request_id),)
 
 
+def _expand_put_resources(_unit: UnitOfWork, command: resource.PutResources) -> Iterable[Command]:
+    return command.puts
+
+
 _EXPANSIONS: Final[dict[type[Command], Callable[[UnitOfWork, Any], Iterable[Command]]]] = {
     NewRecord: _expand_new_record,
     CreateRecords: _expand_create_records,
     Plan: _expand_plan,
     StartRun: _expand_start_run,
     CancelJob: _expand_cancel_job,
+    resource.PutResources: _expand_put_resources,
 }

@@ -15,7 +15,8 @@ JOB: Final = "job"
 ATTEMPT: Final = "attempt"
 LEASE: Final = "lease"
 WORKER: Final = "worker"
-ENTITIES: Final = (RUN, JOB, ATTEMPT, LEASE, WORKER)
+RESOURCE: Final = "resource"
+ENTITIES: Final = (RUN, JOB, ATTEMPT, LEASE, WORKER, RESOURCE)
 
 INFO: Final = "info"
 WARNING: Final = "warning"
@@ -33,8 +34,8 @@ ACTOR_KINDS: Final = (ORCHESTRATOR, REPORTER, RUNNER, USER)
 class Event(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One transition of a record.
 
-    `entity` is the kind of record: run, job, attempt or worker. `seq` is 0 until the store assigns it; `from_` is None
-    for the creation of a record.
+    `entity` is the kind of record: run, job, attempt, worker or resource. `seq` is 0 until the store assigns it;
+    `from_` is None for the creation of a record.
     """
 
     seq: int

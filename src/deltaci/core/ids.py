@@ -25,6 +25,7 @@ class LeaseRef(msgspec.Struct, frozen=True):
     fingerprint: str
 
 
+RESOURCE_PREFIX: Final = "resource:"
 MERGE_RUN_PREFIX: Final = "merge-"  # Ids of the runs that test candidates of a merge queue.
 
 
@@ -68,6 +69,19 @@ def lease_ref(token: str) -> LeaseRef:
     ):
         raise StaleLease("UNKNOWN_LEASE", "the lease id is malformed; stop this attempt")
     return LeaseRef(attempt_id_text, int(number_text), lease_fingerprint(token))
+
+
+def administration_id(tenant: str) -> str:
+    """Return the id of the record that counts the administrative events of a tenant: the prefix of resource ids.
+
+    No other tenant has the same, because a slash in the tenant's name is escaped.
+    """
+    return f"{RESOURCE_PREFIX}{tenant.replace('%', '%25').replace('/', '%2F')}"
+
+
+def resource_id(tenant: str, kind: str, name: str) -> str:
+    """Return the id of a resource, `resource:<tenant>/<kind>:<name>`. A kind has no colon."""
+    return f"{administration_id(tenant)}/{kind}:{name}"
 
 
 def incarnation_id(name: str, number: int) -> str:

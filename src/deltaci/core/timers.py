@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from deltaci.core import attempt, job, lease, run, worker
+from deltaci.core import attempt, job, lease, resource, run, worker
 from deltaci.core.attempt import Attempt
 from deltaci.core.job import Job
 from deltaci.core.machine import Command, Record
+from deltaci.core.resource import Resource
 from deltaci.core.run import Run
 from deltaci.core.worker import Worker
 
@@ -92,4 +93,5 @@ _TERMINAL: Final[dict[type[Record], frozenset[str]]] = {
     Job: job.TERMINAL,
     Run: run.TERMINAL,
     Worker: worker.TERMINAL,
+    Resource: resource.MACHINE.terminal,
 }

@@ -14,11 +14,13 @@ import msgspec
 
 from deltaci.core.errors import Refused
 from deltaci.core.failures import FailureRule
+from deltaci.engine.engine import Engine
+from deltaci.engine.resources import Resources
 from deltaci.pipeline.parse import failure_rules
 from deltaci.server.rest.http.cache import TtlCache
-from deltaci.storage.port import Conflict, Document, Store
+from deltaci.storage.port import Store
 
-KIND: Final = "failure-rules"  # The kind of document, and its name.
+KIND: Final = "failure-rules"  # The kind of resource, and its name.
 CACHE_SECONDS: Final = 2.0
 MAX_TENANTS: Final = 10_000
 MAX_LISTED: Final = 5
@@ -34,21 +36,22 @@ class RulesRecord(msgspec.Struct, frozen=True, kw_only=True):
     rules: tuple[FailureRule, ...] = ()
 
 
-class _StoredRules(msgspec.Struct, frozen=True, kw_only=True):
+class StoredRules(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant's rules file as stored. `version` counts how many times it was saved."""
+
     text: str
     by: str
     at: int
-
-
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(_StoredRules).decode
+    version: int
 
 
 class FailureRules:
     """Stores and caches the failure rules of tenants. `server` are the rules of the server's file."""
 
-    def __init__(self, store: Store, clock: Callable[[], float], server_rules: Sequence[FailureRule] = ()) -> None:
-        self._store = store
+    def __init__(
+        self, engine: Engine, store: Store, clock: Callable[[], float], server_rules: Sequence[FailureRule] = ()
+    ) -> None:
+        self._files = Resources(engine, store, KIND, StoredRules)
         self.server = tuple(server_rules)
         self._cache: TtlCache[str, tuple[FailureRule, ...]] = TtlCache(CACHE_SECONDS, MAX_TENANTS, clock)
 
@@ -63,17 +66,18 @@ class FailureRules:
 
         `rules` is empty for a file that cannot be parsed.
         """
-        stored_document = await self._store.find_document(KIND, KIND, tenant)
-        if stored_document is None:
+        stored_rules = await self._files.find(tenant, KIND)
+        if stored_rules is None:
             return RulesRecord()
-        stored_rules = _decode(stored_document.body)
         # A file that this version cannot parse is shown, but not applied.
         rules = failure_rules.parse_failure_rules(stored_rules.text).rules or ()
         return RulesRecord(
-            text=stored_rules.text, by=stored_rules.by, at=stored_rules.at, version=stored_document.version, rules=rules
+            text=stored_rules.text, by=stored_rules.by, at=stored_rules.at, version=stored_rules.version, rules=rules
         )
 
-    async def save(self, tenant: str, rules_text: str, *, by: str, at: int, expected_version: int | None) -> None:
+    async def save(
+        self, tenant: str, rules_text: str, *, actor: str, by: str, at: int, expected_version: int | None
+    ) -> None:
         """Replace the tenant's own rules file; `by` and `at` are stored for display.
 
         Raises `Refused` and stores nothing if the text has errors or the stored version is not `expected_version`.
@@ -83,15 +87,10 @@ class FailureRules:
             errors = [str(problem) for problem in parse_result.problems if not problem.is_warning]
             more_text = f"; and {len(errors) - MAX_LISTED} more" if len(errors) > MAX_LISTED else ""
             raise Refused("bad_request", "; ".join(errors[:MAX_LISTED]) + more_text)
-        stored_document = await self._store.find_document(KIND, KIND, tenant)
-        stored_version = stored_document.version if stored_document is not None else 0
+        stored_rules, rev = await self._files.read(tenant, KIND)
+        stored_version = stored_rules.version if stored_rules is not None else 0
         if expected_version is not None and expected_version != stored_version:
             raise Refused("stale_version", f"the rules are at version {stored_version}, not {expected_version}")
-        rules_json = _encode(_StoredRules(text=rules_text, by=by, at=at))
-        try:
-            await self._store.put_documents(
-                [Document(kind=KIND, tenant=tenant, name=KIND, version=stored_version, at=0, body=rules_json)]
-            )
-        except Conflict:
-            raise Refused("stale_version", "another request set these rules at the same moment") from None
+        new_rules = StoredRules(text=rules_text, by=by, at=at, version=stored_version + 1)
+        await self._files.put(tenant, KIND, new_rules, actor=actor, rev=rev)
         self._cache.discard(tenant)

@@ -12,20 +12,20 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-import msgspec
-
 from deltaci.api.schemas.inputs import Quotas
 from deltaci.api.schemas.records import Usage
 from deltaci.core.errors import Refused
 from deltaci.core.listing import runs_with_status
 from deltaci.core.status.steps import PENDING
+from deltaci.engine.engine import Engine
 from deltaci.engine.requests import Overloaded
+from deltaci.engine.resources import Resources
 from deltaci.server.rest.http.cache import TtlCache
 from deltaci.storage.blobs import keys
 from deltaci.storage.blobs.store import BlobStore
-from deltaci.storage.port import Conflict, CountLiveLeases, Document, Store, Transaction
+from deltaci.storage.port import CountLiveLeases, Store, Transaction
 
-QUOTAS: Final = "quotas"  # The kind of document, and its name.
+QUOTAS: Final = "quotas"  # The kind of resource, and its name.
 CACHE_SECONDS: Final = 2.0
 MEASURE_SECONDS: Final = 30.0
 BURST_SECONDS: Final = 10
@@ -33,9 +33,6 @@ MAX_RUNNING: Final = 64
 MAX_WAITING: Final = 10_000
 MAX_TENANTS: Final = 10_000
 MAX_COUNTED: Final = 1_000_000
-
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Quotas).decode
 
 
 class RateLimited(Exception):
@@ -124,8 +121,9 @@ class RequestSlots:
 class Tenants:
     """The quotas of all tenants: reads and sets them, measures their use, and refuses requests that exceed them."""
 
-    def __init__(self, store: Store, blobs: BlobStore, clock: Callable[[], float]) -> None:
+    def __init__(self, engine: Engine, store: Store, blobs: BlobStore, clock: Callable[[], float]) -> None:
         self._store = store
+        self._quotas = Resources(engine, store, QUOTAS, Quotas)
         self._blobs = blobs
         self._clock = clock
         self._quotas_cache: TtlCache[str, Quotas] = TtlCache(CACHE_SECONDS, MAX_TENANTS, clock)
@@ -137,23 +135,11 @@ class Tenants:
         """Return the tenant's quotas, cached for two seconds."""
         if (cached := self._quotas_cache.get(tenant)) is not None:
             return cached
-        document = await self._store.find_document(QUOTAS, QUOTAS, tenant)
-        return self._quotas_cache.put(tenant, _decode(document.body) if document is not None else Quotas())
+        return self._quotas_cache.put(tenant, await self._quotas.find(tenant, QUOTAS) or Quotas())
 
-    async def set_quotas(self, tenant: str, quotas: Quotas) -> None:
+    async def set_quotas(self, tenant: str, quotas: Quotas, *, actor: str) -> None:
         """Store the quotas. Other servers use them after at most two seconds."""
-        stored_document = await self._store.find_document(QUOTAS, QUOTAS, tenant)
-        document_version = stored_document.version if stored_document is not None else 0
-        try:
-            await self._store.put_documents(
-                [
-                    Document(
-                        kind=QUOTAS, tenant=tenant, name=QUOTAS, version=document_version, at=0, body=_encode(quotas)
-                    )
-                ]
-            )
-        except Conflict:
-            raise Refused("stale_version", "another request set these quotas at the same moment") from None
+        await self._quotas.put(tenant, QUOTAS, quotas, actor=actor)
         self._quotas_cache.discard(tenant)
 
     async def check_rate(self, tenant: str) -> None:

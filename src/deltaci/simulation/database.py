@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
+from deltaci.core.resource import Resource
 from deltaci.core.results import JobResult, ResultKey
 from deltaci.storage.commit_hints import CommitHints, ReadyCounts
 from deltaci.storage.memory import MemoryStore
@@ -27,6 +28,7 @@ from deltaci.storage.port import (
     ReadyAttempt,
     RecordPage,
     Request,
+    ResourceQuery,
     T,
     Transaction,
     Unavailable,
@@ -187,7 +189,23 @@ class ServerConnection:
         await self._check_available()
         return await self._database.count(tenant, list, limit)
 
-    async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
+    async def find_api_key(self, name: str) -> Record | None:
+        await self._check_available()
+        return await self._database.find_api_key(name)
+
+    async def list_resources(self, query: ResourceQuery) -> list[Resource]:
+        await self._check_available()
+        return await self._database.list_resources(query)
+
+    async def administrative_events(self, tenant: str, before: int, limit: int) -> list[Event]:
+        await self._check_available()
+        return await self._database.administrative_events(tenant, before, limit)
+
+    async def first_documents(self, kind: str, limit: int) -> list[Document]:
+        await self._check_available()
+        return await self._database.first_documents(kind, limit)
+
+    async def find_document(self, kind: str, name: str, tenant: str) -> Document | None:
         await self._check_available()
         return await self._database.find_document(kind, name, tenant)
 

@@ -8,17 +8,20 @@ from typing import Final
 import msgspec
 
 from deltaci.core.attempt import Attempt
-from deltaci.core.events import Event
+from deltaci.core.events import RESOURCE, USER, WORKER, Event, actor_kind
+from deltaci.core.ids import administration_id
 from deltaci.core.job import Job
 from deltaci.core.machine import Record
+from deltaci.core.resource import Resource
 from deltaci.core.run import Run
 from deltaci.core.worker import Worker
 from deltaci.storage.port import UnreadableRecord
 
-KINDS: Final[tuple[type[Record], ...]] = (Run, Job, Attempt, Worker)
+KINDS: Final[tuple[type[Record], ...]] = (Run, Job, Attempt, Worker, Resource)
 KIND_OF: Final = {kind: number for number, kind in enumerate(KINDS)}
 JOB_KIND: Final = KIND_OF[Job]
 ATTEMPT_KIND: Final = KIND_OF[Attempt]
+RESOURCE_KIND: Final = KIND_OF[Resource]
 LISTED_KINDS: Final = (KIND_OF[Run], KIND_OF[Worker])
 _DECODERS: Final = tuple(msgspec.msgpack.Decoder(kind) for kind in KINDS)
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -53,10 +56,36 @@ class EventChunk(msgspec.Struct, frozen=True):
 def pack_events(events: Sequence[Event]) -> EventChunk:
     """Return the events of one transaction, encoded as one row. It is found by the ids of their runs.
 
-    Events of records without a run, such as workers, are found by the ids of these records.
+    Events of records without a run, such as workers, are found by the ids of these records, administrative events also
+    by the `administration_id` of their tenant.
     """
-    scopes = frozenset({event.run_id or event.entity_id for event in events})
-    return EventChunk(len(events), events[-1].at, encode(events), scopes)
+    scopes = {event.run_id or event.entity_id for event in events}
+    for event in events:
+        if event.entity in (WORKER, RESOURCE) and is_administrative(event):
+            scopes.add(administration_id(event.tenant))
+    return EventChunk(len(events), events[-1].at, encode(events), frozenset(scopes))
+
+
+def is_administrative(event: Event) -> bool:
+    """Return whether the event belongs to the audit log: that of a resource, or a person's action on a worker."""
+    return event.entity == RESOURCE or (event.entity == WORKER and actor_kind(event.actor) == USER)
+
+
+def latest_administrative(
+    log_rows: Iterable[tuple[int, int, bytes]], tenant: str, before: int, limit: int
+) -> list[Event]:
+    """Return up to `limit` administrative events of these rows with a `seq` below `before`, the newest first.
+
+    The rows are given in the same order.
+    """
+    events: list[Event] = []
+    for last_seq, event_count, body in log_rows:
+        for event in reversed(list(unpack_events(last_seq, event_count, body))):
+            if event.seq < before and event.tenant == tenant and is_administrative(event):
+                events.append(event)
+                if len(events) == limit:
+                    return events
+    return events
 
 
 def unpack_events(last_seq: int, event_count: int, body: bytes, after: int = 0) -> Iterator[Event]:

@@ -7,11 +7,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from deltaci.storage.port import API_KEY_KIND, Conflict, Document, is_storable_text
+from deltaci.storage.port import Conflict, Document, is_storable_text
 
 _COLUMNS: Final = "kind, tenant, name, version, at, body"
 FIND: Final = f"SELECT {_COLUMNS} FROM documents WHERE kind = {{m}}1 AND tenant = {{m}}2 AND name = {{m}}3"
-FIND_KEY: Final = f"SELECT {_COLUMNS} FROM documents WHERE kind = '{API_KEY_KIND}' AND name = {{m}}1"
+FIRST: Final = f"SELECT {_COLUMNS} FROM documents WHERE kind = {{m}}1 ORDER BY tenant, name LIMIT {{m}}2"
 # Names with one prefix are adjacent, so the query starts at the prefix and the reader stops after it.
 LIST: Final = (
     f"SELECT {_COLUMNS} FROM documents WHERE kind = {{m}}1 AND tenant = {{m}}2 AND name > {{m}}3 AND name >= {{m}}4 "
@@ -43,13 +43,13 @@ class MemoryDocuments:
         self._documents: dict[tuple[str, str, str], Document] = {}
 
     def find(self, kind: str, name: str, tenant: str) -> Document | None:
-        """Return the document with this name, or None. An API key is found without a tenant."""
-        if kind == API_KEY_KIND and not tenant:
-            return next(
-                (document for document in self._documents.values() if (document.kind, document.name) == (kind, name)),
-                None,
-            )
+        """Return the document with this name, or None."""
         return self._documents.get((kind, tenant, name))
+
+    def first(self, kind: str, limit: int) -> list[Document]:
+        """Return up to `limit` documents of this kind, of all tenants, by tenant and name."""
+        documents = (document for document in self._documents.values() if document.kind == kind)
+        return sorted(documents, key=_sort_key)[:limit]
 
     def list_documents(self, kind: str, tenant: str, after: str, limit: int, prefix: str) -> list[Document]:
         """Return up to `limit` of the tenant's documents with this name prefix, by name, after the name `after`."""
@@ -65,7 +65,7 @@ class MemoryDocuments:
     def put(self, documents: Sequence[Document], now: int) -> None:
         """Write all documents. Raises `Conflict` and writes none if the stored version of one is not its `version`."""
         documents = sorted_for_write(documents)
-        unique_keys = {_unique_key(document) for document in documents}
+        unique_keys = {_sort_key(document) for document in documents}
         if len(unique_keys) < len(documents) or not all(map(self._is_current, documents)):
             raise document_conflict(documents)
         for document in documents:
@@ -74,10 +74,7 @@ class MemoryDocuments:
     def _is_current(self, document: Document) -> bool:
         """Return whether the document's version is the stored one or, for a new document, its name is free."""
         stored_document = self._documents.get(_sort_key(document))
-        if stored_document is not None:
-            return document.version == stored_document.version
-        has_conflicting_key = document.kind == API_KEY_KIND and self.find(API_KEY_KIND, document.name, "") is not None
-        return not document.version and not has_conflicting_key
+        return document.version == (stored_document.version if stored_document is not None else 0)
 
     def delete(self, kind: str, tenant: str, name: str, version: int) -> bool:
         """Delete the document if it still has this version. Return whether it was deleted."""
@@ -90,7 +87,3 @@ class MemoryDocuments:
 
 def _sort_key(document: Document) -> tuple[str, str, str]:
     return document.kind, document.tenant, document.name
-
-
-def _unique_key(document: Document) -> tuple[str, str, str]:
-    return (document.kind, "", document.name) if document.kind == API_KEY_KIND else _sort_key(document)

@@ -16,9 +16,18 @@ import msgspec
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event, with_seq
 from deltaci.core.machine import Record
+from deltaci.core.resource import API_KEY, PRESENT, Resource
 from deltaci.core.results import JobResult, ResultKey
 from deltaci.core.timers import group_fence
-from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, decode_record, encode
+from deltaci.storage.codec import (
+    ATTEMPT_KIND,
+    JOB_KIND,
+    KIND_OF,
+    RESOURCE_KIND,
+    decode_record,
+    encode,
+    is_administrative,
+)
 from deltaci.storage.commit_hints import CommitHints
 from deltaci.storage.document_backends import MemoryDocuments
 from deltaci.storage.list_index import MemoryListIndex, removals
@@ -46,6 +55,7 @@ from deltaci.storage.port import (
     ReadyAttempt,
     RecordPage,
     Request,
+    ResourceQuery,
     StoredRecord,
     T,
     Transaction,
@@ -55,6 +65,7 @@ from deltaci.storage.port import (
     run_transaction,
     wall_clock,
 )
+from deltaci.storage.resources import matches
 from deltaci.storage.sql import group_name
 
 ReadyKey = tuple[int, int, str]
@@ -95,6 +106,7 @@ class MemoryStore:
     def __init__(self, clock: Callable[[], int] = wall_clock) -> None:
         self._clock = clock
         self._rows: dict[str, _Row] = {}
+        self._resource_ids: dict[str, None] = {}
         self._finished_rows: dict[str, _Row] = {}
         self._events: list[Event] = []
         self._pruned = 0
@@ -307,6 +319,10 @@ class MemoryStore:
         if new_row is not None and new_row.held_until is not None:
             insort(self._group_holders.setdefault((new_row.tenant, new_row.group), []), (new_row.held_until, id))
         self._update_job_index(id, any_old_row, new_row)
+        if new_row is not None and new_row.kind == RESOURCE_KIND:
+            self._resource_ids[id] = None
+        else:
+            self._resource_ids.pop(id, None)
 
     def _count_lease(self, row: _Row, increment: int) -> None:
         if row.kind == ATTEMPT_KIND:
@@ -339,9 +355,41 @@ class MemoryStore:
         """Return how many records are on this list, up to `limit`."""
         return await self._lists.count(tenant, list, limit)
 
-    async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
-        """Return the document with this name, or None. An API key is found without a tenant."""
+    async def find_api_key(self, name: str) -> Record | None:
+        """Return the API key with this name, of any tenant, or None."""
+        keys = (resource for resource in self._resources() if (resource.kind, resource.name) == (API_KEY, name))
+        return next(keys, None)
+
+    async def list_resources(self, query: ResourceQuery) -> list[Resource]:
+        """Return one page of resources. Resources that cannot be decoded are left out."""
+        matching = {
+            (resource.tenant, resource.name): resource
+            for resource in self._resources()
+            if (resource.kind, resource.state) == (query.kind, PRESENT) and matches(query, resource)
+        }
+        after = query.after if query.tenant is None else (query.tenant, query.after[1])
+        return [matching[key] for key in sorted(matching) if key > after][: query.limit]
+
+    def _resources(self) -> list[Resource]:
+        records = (stored_record.record for stored_record in self._load(tuple(self._resource_ids)))
+        return [record for record in records if isinstance(record, Resource)]
+
+    async def administrative_events(self, tenant: str, before: int, limit: int) -> list[Event]:
+        """Return up to `limit` of the tenant's administrative events with a `seq` below `before`, the newest first."""
+        matching = (
+            event
+            for event in reversed(self._events)
+            if event.seq < before and event.tenant == tenant and is_administrative(event)
+        )
+        return list(islice(matching, limit))
+
+    async def find_document(self, kind: str, name: str, tenant: str) -> Document | None:
+        """Return the document with this name, or None."""
         return self._documents.find(kind, name, tenant)
+
+    async def first_documents(self, kind: str, limit: int) -> list[Document]:
+        """Return up to `limit` documents of this kind, of all tenants, by tenant and name."""
+        return self._documents.first(kind, limit)
 
     async def put_documents(self, documents: Sequence[Document]) -> None:
         """Write all documents. Raises `Conflict` and writes none if the stored version of one is not its `version`."""

@@ -19,6 +19,7 @@ from deltaci.core.events import Event
 from deltaci.core.job import Job
 from deltaci.core.listing import ListKey
 from deltaci.core.machine import Record, request_id_of
+from deltaci.core.resource import Resource
 from deltaci.core.results import JobResult, ResultKey
 from deltaci.core.timers import group_fence
 from deltaci.core.worker import required_labels
@@ -29,7 +30,6 @@ ReadyCounts = commit_hints.ReadyCounts
 CommitHints = commit_hints.CommitHints
 FREED_CAPACITY: Final = commit_hints.FREED_CAPACITY
 
-API_KEY_KIND: Final = "key"  # Documents of this kind have globally unique names and are found without the tenant.
 CONTENDED: Final = "?"  # The answer if another transaction has locked the group.
 SCAN_LIMIT: Final = 2000  # The maximum number of entries of a list that are scanned for one page.
 
@@ -380,6 +380,19 @@ class RecordPage(msgspec.Struct, frozen=True):
     next: ListPosition | None
 
 
+class ResourceQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """A query for the resources of one kind that are not deleted: of one tenant, or of all if `tenant` is None.
+
+    They are sorted by tenant and name. `after` is the tenant and the name of the last one of the page before.
+    """
+
+    kind: str
+    tenant: str | None
+    after: tuple[str, str] = ("", "")
+    prefix: str = ""
+    limit: int = 100
+
+
 class Document(msgspec.Struct, frozen=True):
     """A small named value. Unlike a record, it has no state machine and no events; only its newest version is stored.
 
@@ -463,8 +476,27 @@ class Store(Protocol):
         """Return how many records are on this list, counting up to `limit`."""
         ...
 
-    async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
-        """Return the document with this name, or None. Only documents of API_KEY_KIND are found without a tenant."""
+    async def find_api_key(self, name: str) -> Record | None:
+        """Return the resource of the kind `core.resource.API_KEY` with this name, of any tenant, or None."""
+        ...
+
+    async def list_resources(self, query: ResourceQuery) -> list[Resource]:
+        """Return one page of resources. Resources that cannot be decoded are left out."""
+        ...
+
+    async def administrative_events(self, tenant: str, before: int, limit: int) -> list[Event]:
+        """Return up to `limit` of the tenant's administrative events with a `seq` below `before`, the newest first.
+
+        They are the events of its resources, and those of its workers that a person caused.
+        """
+        ...
+
+    async def find_document(self, kind: str, name: str, tenant: str) -> Document | None:
+        """Return the document with this name, or None."""
+        ...
+
+    async def first_documents(self, kind: str, limit: int) -> list[Document]:
+        """Return up to `limit` documents of this kind, of all tenants, by tenant and name."""
         ...
 
     async def put_documents(self, documents: Sequence[Document]) -> None:

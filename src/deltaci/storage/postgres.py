@@ -9,7 +9,7 @@ all events before it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, cast
 
 import asyncpg
@@ -19,6 +19,7 @@ from deltaci.core.attempt import Attempt
 from deltaci.core.machine import Record
 from deltaci.core.results import JobResult, ResultKey
 from deltaci.core.timers import ready_at
+from deltaci.storage import resources
 from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, LISTED_KINDS, decode_record
 from deltaci.storage.commit_hints import CommitHints, ReadyCounts
 from deltaci.storage.document_backends import DELETE, document_conflict
@@ -108,6 +109,7 @@ _LOAD: Final = (
     f"SELECT {_COLUMNS} FROM records WHERE id = ANY($1) "
     "UNION ALL SELECT id, kind, 0::bigint, NULL::bigint, body FROM history WHERE id = ANY($1)"
 )
+_LOAD_RESOURCES: Final = f"{resources.SELECT} WHERE id = ANY($1)"
 _BEGIN: Final = f"SELECT {CLOCK}, r.* FROM (SELECT 1) one LEFT JOIN ({_LOAD}) r ON true"
 # The index covers only rows with a run; the last condition tells the planner that it applies for any parameter value.
 _OF_RUN: Final = "run_id = $1 AND kind = $2 AND run_id <> ''"
@@ -289,7 +291,7 @@ class PostgresStore(SqlStore):
         if isinstance(request, Write):
             return await write_batch(connection, request)
         if isinstance(request, Load):
-            return _stored_records(await connection.fetch(_LOAD, request.ids))
+            return await _load(connection.fetch, request.ids)
         if isinstance(request, LoadJobs):
             return _stored_records(await connection.fetch(_LOAD_JOBS, request.run_id, JOB_KIND))
         if isinstance(request, LoadList):
@@ -361,8 +363,12 @@ class PostgresStore(SqlStore):
         return ready_records[: request.limit]
 
     async def _begin(self, connection: Any, ids: tuple[str, ...]) -> tuple[int, list[StoredRecord]]:
-        rows = await connection.fetch(_BEGIN, ids)
-        return int(rows[0][0]) + self._clock_shift(), _stored_records([row[1:] for row in rows if row[1] is not None])
+        record_ids, resource_ids = resources.split_ids(ids)
+        rows = await connection.fetch(_BEGIN, record_ids)
+        records = _stored_records([row[1:] for row in rows if row[1] is not None])
+        if resource_ids:
+            records += _stored_records(await connection.fetch(_LOAD_RESOURCES, resource_ids))
+        return int(rows[0][0]) + self._clock_shift(), records
 
     async def read(self, work: Callable[[], ReadTransaction[T]]) -> T:
         """Run the read-only transaction on one connection and return its result."""
@@ -380,13 +386,13 @@ class PostgresStore(SqlStore):
 
     async def find(self, id: str) -> Record | None:
         """Return the record, also if it is finished, or None."""
-        stored_records = _stored_records(await self._fetch(_LOAD, [id]))
+        stored_records = await _load(self._fetch, [id])
         return stored_records[0].record if stored_records else None
 
     async def find_all(self, ids: Sequence[str]) -> list[Record]:
         """Return these records, also finished ones, in this order, without ids that do not exist."""
         unique_ids = list(dict.fromkeys(ids))
-        stored_records = _stored_records(await self._fetch(_LOAD, unique_ids))
+        stored_records = await _load(self._fetch, unique_ids)
         record_by_id = {stored_record.record.id: stored_record.record for stored_record in stored_records}
         return [record_by_id[id] for id in unique_ids if id in record_by_id]
 
@@ -440,6 +446,13 @@ class PostgresStore(SqlStore):
         except CONNECTION_ERRORS as error:
             raise Unavailable(f"PostgreSQL: {error}") from error
         return len(deleted_rows) + int(status_text.rpartition(" ")[2])
+
+
+async def _load(fetch: Callable[..., Awaitable[list[Any]]], ids: Iterable[str]) -> list[StoredRecord]:
+    """Return the records with these ids, live and finished ones."""
+    record_ids, resource_ids = resources.split_ids(ids)
+    rows = await fetch(_LOAD, record_ids) if record_ids else []
+    return _stored_records([*rows, *(await fetch(_LOAD_RESOURCES, resource_ids) if resource_ids else [])])
 
 
 def _stored_records(rows: list[Any]) -> list[StoredRecord]:

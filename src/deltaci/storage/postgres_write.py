@@ -8,6 +8,8 @@ from typing import Any, Final
 import asyncpg
 from msgspec.structs import astuple
 
+from deltaci.core.resource import Resource
+from deltaci.storage import resources
 from deltaci.storage.codec import KIND_OF, EventChunk, encode, pack_events
 from deltaci.storage.document_backends import sorted_for_write
 from deltaci.storage.list_index import added_rows, removed_rows
@@ -97,6 +99,7 @@ _PUT_JOB_RESULTS: Final = (
     "INSERT INTO job_results SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], "
     f"$6::text[], $7::text[], $8::text[], $9::bigint[]) {JOB_RESULT_CONFLICT}"
 )
+_INSERT_RESOURCE, _UPDATE_RESOURCE = (sql.format(m="$") for sql in (resources.INSERT, resources.UPDATE))
 _PUT_GROUP_FENCE: Final = PUT_GROUP_FENCE.format("$1", "$2", "$3", "$4")
 _NO_CHUNK: Final = EventChunk(0, 0, b"", frozenset())
 
@@ -105,7 +108,7 @@ def is_single_statement(write: Write) -> bool:
     """Return whether `write_batch` writes this with a single statement, so that it needs no BEGIN and COMMIT."""
     return (
         not (write.moved_requests or write.claim_grants or write.job_results)
-        and all(put.version or not put.is_terminal for put in write.puts)
+        and all(type(put.record) is not Resource and (put.version or not put.is_terminal) for put in write.puts)
         and not group_fences(write)
     )
 
@@ -127,7 +130,11 @@ def document_columns(documents: Sequence[Document]) -> Iterable[Sequence[Any]]:
 
 async def write_batch(connection: Any, write: Write) -> int:
     """Write records, lists and events. Return the `seq` of the last event, 0 if there is none."""
-    puts = write.puts
+    puts, resource_puts = resources.split_puts(write.puts)
+    for put in resource_puts:
+        sql, values = resources.statement_of(put, _INSERT_RESOURCE, _UPDATE_RESOURCE)
+        if not (await connection.execute(sql, *values)).endswith(" 1"):
+            raise Conflict((put.record.id,))
     new_rows = [insert_values(put) for put in puts if put.version == 0 and not put.is_terminal]
     *new_columns, group_names = _columns(new_rows, 10)
     changed_rows = [

@@ -9,9 +9,10 @@ from msgspec.structs import astuple
 
 from deltaci.core.attempt import Attempt
 from deltaci.core.events import Event
+from deltaci.core.ids import administration_id
 from deltaci.core.machine import Record
 from deltaci.core.results import JobResult, ResultKey
-from deltaci.storage.codec import KIND_OF, encode, select_events
+from deltaci.storage.codec import KIND_OF, encode, latest_administrative, select_events
 from deltaci.storage.port import Put, UnreadableRecord
 
 # The tenant's queues with ready attempts: one index probe per queue, independent of its length.
@@ -88,6 +89,13 @@ CHUNKS_OF_SCOPE: Final = (
     "SELECT c.last_seq, c.count, c.body FROM chunk_scopes s JOIN chunks c ON c.last_seq = s.last_seq "
     "WHERE s.scope = {0} AND s.last_seq > {1} ORDER BY s.last_seq LIMIT {2}"
 )
+# The same, backwards from a seq. The first chunk that ends at this seq or later may begin before it.
+LATEST_OF_SCOPE: Final = (
+    "SELECT c.last_seq, c.count, c.body FROM chunk_scopes s JOIN chunks c ON c.last_seq = s.last_seq "
+    "WHERE s.scope = {0} AND s.last_seq <= coalesce("
+    "(SELECT min(n.last_seq) FROM chunk_scopes n WHERE n.scope = {0} AND n.last_seq >= {1}), {1}) "
+    "ORDER BY s.last_seq DESC LIMIT {2}"
+)
 
 
 class LogReader:
@@ -100,6 +108,7 @@ class LogReader:
         self._fetch = fetch
         self._chunks_sql = CHUNKS.format(*marks)
         self._scope_chunks_sql = CHUNKS_OF_SCOPE.format(*marks)
+        self._latest_chunks_sql = LATEST_OF_SCOPE.format(*marks)
 
     async def events(
         self, after: int, limit: int, entity_id: str, run_id: str, find: Callable[[str], Awaitable[Record | None]]
@@ -117,6 +126,12 @@ class LogReader:
         events = await self._read(entity_id, after, limit, entity_id, "")
         run_scope, separator, _ = entity_id.partition("/")
         return events if events or not separator else await self._read(run_scope, after, limit, entity_id, "")
+
+    async def administrative_events(self, tenant: str, before: int, limit: int) -> list[Event]:
+        """Return up to `limit` of the tenant's administrative events with a `seq` below `before`, the newest first."""
+        # Every chunk of this scope has at least one such event; only those of the first may all be too late.
+        rows = await self._fetch(self._latest_chunks_sql, administration_id(tenant), before, limit + 1)
+        return latest_administrative(((row[0], row[1], row[2]) for row in rows), tenant, before, limit)
 
     async def _read(self, scope: str, after: int, limit: int, entity_id: str, run_id: str) -> list[Event]:
         """Read rows of the log, of one scope or of all, until `limit` events match; return these events."""

@@ -9,9 +9,19 @@ from typing import Any
 
 from deltaci.core.events import Event
 from deltaci.core.machine import Record
-from deltaci.storage.document_backends import FIND, FIND_KEY, LIST
+from deltaci.core.resource import Resource
+from deltaci.storage import resources
+from deltaci.storage.codec import decode_record
+from deltaci.storage.document_backends import FIND, FIRST, LIST
 from deltaci.storage.list_index import SqlListReader
-from deltaci.storage.port import API_KEY_KIND, Document, ListQuery, ReadyAttempt, RecordPage, is_storable_text
+from deltaci.storage.port import (
+    Document,
+    ListQuery,
+    ReadyAttempt,
+    RecordPage,
+    ResourceQuery,
+    is_storable_text,
+)
 from deltaci.storage.sql import (
     FIRST_QUEUED,
     FIRST_READY,
@@ -29,9 +39,10 @@ class SqlStore(ABC):
         marks = [f"{mark}{mark_number}" for mark_number in range(1, 5)]
         self._list_reader = SqlListReader(self._fetch, mark, self.find_all)
         self._log_reader = LogReader(self._fetch, marks)
-        self._find_document, self._find_key, self._list_documents = (
-            sql.format(m=mark) for sql in (FIND, FIND_KEY, LIST)
+        self._find_document, self._list_documents, self._first_documents = (
+            sql.format(m=mark) for sql in (FIND, LIST, FIRST)
         )
+        self._find_key, self._list_resources = (sql.format(m=mark) for sql in (resources.FIND_KEY, resources.LIST))
         self._next_queue, self._first_ready = NEXT_QUEUE.format(*marks), FIRST_READY.format(*marks)
         self._next_queue_of_tenant = NEXT_QUEUE_OF_TENANT.format(*marks)
         self._first_queued = FIRST_QUEUED.format(*marks)
@@ -61,15 +72,30 @@ class SqlStore(ABC):
         """Return how many records are on this list, up to `limit`."""
         return await self._list_reader.count(tenant, list, limit)
 
-    async def find_document(self, kind: str, name: str, tenant: str = "") -> Document | None:
-        """Return the document with this name, or None. An API key is found without a tenant."""
+    async def find_api_key(self, name: str) -> Record | None:
+        """Return the API key with this name, of any tenant, or None."""
+        rows = await self._fetch(self._find_key, name) if is_storable_text(name) else []
+        return decode_record(rows[0][0], rows[0][1], rows[0][4]) if rows else None
+
+    async def list_resources(self, query: ResourceQuery) -> list[Resource]:
+        """Return one page of resources. Resources that cannot be decoded are left out."""
+        parameters = resources.list_parameters(query)
+        return resources.select_page(query, await self._fetch(self._list_resources, *parameters)) if parameters else []
+
+    async def administrative_events(self, tenant: str, before: int, limit: int) -> list[Event]:
+        """Return up to `limit` of the tenant's administrative events with a `seq` below `before`, the newest first."""
+        return await self._log_reader.administrative_events(tenant, before, limit)
+
+    async def find_document(self, kind: str, name: str, tenant: str) -> Document | None:
+        """Return the document with this name, or None."""
         if not is_storable_text(name):
             return None
-        is_global_key = kind == API_KEY_KIND and not tenant
-        rows = await (
-            self._fetch(self._find_key, name) if is_global_key else self._fetch(self._find_document, kind, tenant, name)
-        )
+        rows = await self._fetch(self._find_document, kind, tenant, name)
         return Document(*rows[0]) if rows else None
+
+    async def first_documents(self, kind: str, limit: int) -> list[Document]:
+        """Return up to `limit` documents of this kind, of all tenants, by tenant and name."""
+        return [Document(*row) for row in await self._fetch(self._first_documents, kind, limit)]
 
     async def list_documents(
         self, kind: str, tenant: str, *, after: str = "", limit: int = 100, prefix: str = ""

@@ -19,6 +19,7 @@ from msgspec.structs import astuple
 
 from deltaci.core.machine import Record
 from deltaci.core.results import JobResult, ResultKey
+from deltaci.storage import resources
 from deltaci.storage.codec import ATTEMPT_KIND, JOB_KIND, KIND_OF, LISTED_KINDS, decode_record, encode, pack_events
 from deltaci.storage.commit_hints import CommitHints, ReadyCounts
 from deltaci.storage.document_backends import DELETE, document_conflict, sorted_for_write
@@ -124,6 +125,7 @@ _UPDATE_DOCUMENT: Final = (
     "WHERE kind = ? AND tenant = ? AND name = ? AND version = ?"
 )
 _DELETE_DOCUMENT: Final = DELETE.format(m="?")
+_INSERT_RESOURCE, _UPDATE_RESOURCE = (sql.format(m="?") for sql in (resources.INSERT, resources.UPDATE))
 
 
 class SqliteStore(SqlStore):
@@ -299,10 +301,9 @@ class SqliteStore(SqlStore):
         ]
 
     def _load(self, connection: sqlite3.Connection, ids: Iterable[str]) -> list[StoredRecord]:
-        unique_ids, records = list(ids), list[StoredRecord]()
-        for start in range(0, len(unique_ids), MAX_VARIABLES):
-            part_ids = unique_ids[start : start + MAX_VARIABLES]
-            records += self._fetch_records(connection, _select_by_ids(len(part_ids)), part_ids)
+        records = list[StoredRecord]()
+        for sql, part_ids in _selects_by_ids(ids):
+            records += self._fetch_records(connection, sql, part_ids)
         return records
 
     def _find_ready(self, request: FindReady) -> list[StoredRecord]:
@@ -344,9 +345,10 @@ class SqliteStore(SqlStore):
 
     def _write(self, write: Write) -> int:
         connection = self._require_open(self._write_connection)
-        created_puts = [put for put in write.puts if put.version == 0 and not put.is_terminal]
-        changed_puts = [put for put in write.puts if put.version and not put.is_terminal]
-        finished_puts = [put for put in write.puts if put.is_terminal]
+        puts, resource_puts = resources.split_puts(write.puts)
+        created_puts = [put for put in puts if put.version == 0 and not put.is_terminal]
+        changed_puts = [put for put in puts if put.version and not put.is_terminal]
+        finished_puts = [put for put in puts if put.is_terminal]
         self._write_guarded(
             connection, _INSERT, [(*insert_values(put), put.record.id) for put in created_puts], created_puts
         )
@@ -355,6 +357,9 @@ class SqliteStore(SqlStore):
         moved_puts = [put for put in finished_puts if put.version]
         self._write_guarded(connection, _DELETE, [(put.record.id, put.version) for put in moved_puts], moved_puts)
         self._write_guarded(connection, _INSERT_HISTORY, [_history_values(put) for put in finished_puts], finished_puts)
+        for put in resource_puts:
+            sql, values = resources.statement_of(put, _INSERT_RESOURCE, _UPDATE_RESOURCE)
+            self._write_guarded(connection, sql, [values], [put])
         if fences := group_fences(write):
             connection.executemany(_PUT_GROUP_FENCE, fences)
         if write.list_changes:
@@ -404,16 +409,14 @@ class SqliteStore(SqlStore):
 
     async def find(self, id: str) -> Record | None:
         """Return the record, also if it is finished, or None."""
-        for _, kind, _, _, body in await self._fetch(_SELECT_BY_ID, id):
-            return decode_record(id, kind, body)
-        return None
+        records = await self.find_all([id])
+        return records[0] if records else None
 
     async def find_all(self, ids: Sequence[str]) -> list[Record]:
         """Return these records, also finished ones, in this order, without ids that do not exist."""
         unique_ids, record_by_id = list(dict.fromkeys(ids)), dict[str, Record]()
-        for part_start in range(0, len(unique_ids), MAX_VARIABLES):
-            part_ids = unique_ids[part_start : part_start + MAX_VARIABLES]
-            rows = await self._fetch(_select_by_ids(len(part_ids)), *part_ids)
+        for sql, part_ids in _selects_by_ids(unique_ids):
+            rows = await self._fetch(sql, *part_ids)
             record_by_id.update({id: decode_record(id, kind, body) for id, kind, _, _, body in rows})
         return [record_by_id[id] for id in unique_ids if id in record_by_id]
 
@@ -514,6 +517,14 @@ def _enable_wal(connection: sqlite3.Connection) -> None:
             time.sleep(WAL_RETRY_SECONDS)
 
 
+def _selects_by_ids(ids: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the statements that select the records with these ids, each with its parameters."""
+    for all_ids, select in zip(resources.split_ids(ids), (_select_by_ids, resources.select_by_ids), strict=True):
+        for start in range(0, len(all_ids), MAX_VARIABLES):
+            part_ids = all_ids[start : start + MAX_VARIABLES]
+            yield select(len(part_ids)), part_ids
+
+
 def _select_by_ids(count: int) -> str:
     """Return the SQL that selects `count` records by id, live and finished ones in one query.
 
@@ -523,7 +534,6 @@ def _select_by_ids(count: int) -> str:
     return f"{_SELECT} WHERE id IN ({placeholders}) UNION ALL {_SELECT_FINISHED} WHERE id IN ({placeholders})"
 
 
-_SELECT_BY_ID: Final = _select_by_ids(1)
 # The index covers only rows with a run; the last condition tells SQLite that it applies for any parameter value.
 _OF_RUN: Final = "WHERE run_id = ?1 AND kind = ?2 AND run_id <> ''"
 _DELETE_FINISHED: Final = (

@@ -200,7 +200,7 @@ async def live(folder: Path, entries: Sequence[MergeEntry], number: int, at: int
     try:
         here = Life(folder, killer, store, engine, streams)
         if await here.projects.find(TENANT, PROJECT) is None:
-            await here.projects.put(here.project)
+            await here.projects.put(here.project, actor="user:ada")
         while await engine.tick():
             pass
         for entry in entries:  # Whoever was not told comes again.

@@ -165,7 +165,7 @@ class Site:
         self.engine = engine
         self.streams = streams
         self.upstream = streams.upstream
-        self.projects = Projects(store)
+        self.projects = Projects(engine, store)
         self.project = Project(name=PROJECT, tenant=TENANT, url=self.upstream.url, default_branch="main")
         self.mirror = mirrors.for_project(self.project)
         self.builder = CommitBuilder(self.mirror)
@@ -249,7 +249,7 @@ async def opened(
         mirrors = Mirrors(folder, LOCAL, lambda *_: "", git)
         site = Site(server.store, server.engine, mirrors, streams, **options)
         if await site.projects.find(TENANT, PROJECT) is None:
-            await site.projects.put(site.project)
+            await site.projects.put(site.project, actor="user:ada")
         if starts:
             site.queue.start()
         try:

@@ -85,7 +85,7 @@ async def test_a_real_runner_looks_at_what_the_base_would_get(tmp_path: Path) ->
         await service.control_plane.workstreams.stop()  # Its own queue would look after the same line.
         parts = service.control_plane.repositories
         project = Project(name=PROJECT, tenant=TENANT, url=upstream.url, default_branch="main")
-        await parts.projects.put(project)
+        await parts.projects.put(project, actor="user:ada")
         mirror = parts.mirrors.for_project(project)
         queue = MergeQueueController(service.store, service.engine, parts.projects, parts.mirrors, ensure, is_wanted)
         queue.tell(hear)

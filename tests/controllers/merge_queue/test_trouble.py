@@ -301,7 +301,7 @@ async def test_a_project_that_is_no_more_merges_nobody(site: Opened, streams: St
         await here.enter(streams.made("w", {"a": "1\n"}))
         project = await here.projects.find(TENANT, "shop")
         assert project is not None
-        await here.projects.drop(project)
+        await here.projects.drop(project, actor="user:ada")
         here.queue.start()
         await here.calm()
 

@@ -94,6 +94,34 @@ async def test_events_of_another_tenant_are_not_visible(site: Opened) -> None:
             assert theirs.body["message"].replace(id, "never") == never.body["message"]
 
 
+@pytest.mark.proves("MOD-14")
+@on_loop
+async def test_only_administrators_see_events_of_resources(site: Opened) -> None:
+    """They may read all keys; a reader sees their events neither in a page nor in a stream, from store or buffer."""
+    async with site() as here:
+        admin, reader = await here.key("ada", "admin"), await here.key("bob", "read")
+        async with (
+            open_stream(here.url, "/events", admin.token) as shown,
+            open_stream(here.url, "/events", reader.token) as hidden,
+        ):
+            made = await admin.post("/keys", {"person": "carl", "scopes": ["read"]})
+            id = await admin.start(task("build"))
+            found: list[list[StreamEvent]] = []
+            for answer in (shown, hidden):
+                found.append([])
+                async with asyncio.timeout(30):
+                    async for event in answer.events():
+                        found[-1].append(event)
+                        if event.event["run_id"] == id:
+                            break
+        pages = [(await caller.get("/events?limit=1000")).body["events"] for caller in (admin, reader)]
+
+        for stream, page in zip(found, pages, strict=True):
+            assert [event.event for event in stream] == page[: len(stream)]
+        assert made.body["id"] in str(pages[0])
+        assert not [event for event in pages[1] if event["entity"] == "resource"]
+
+
 @on_loop
 async def test_a_stream_needs_a_valid_key_with_the_right_scope(site: Opened) -> None:
     """A stream is refused like any other request."""
@@ -138,7 +166,7 @@ async def test_pages_and_streams_return_exactly_the_log_from_every_position(site
 async def test_a_page_of_the_tenant_says_how_far_it_searched(site: Opened) -> None:
     """A page may be empty if the log is full of other tenants' events; the next page continues behind it."""
     async with site() as here:
-        ada, eve = await here.key(), await here.key("eve", tenant="other")
+        ada, eve = await here.key("ada", "admin"), await here.key("eve", tenant="other")
         await ada.start(task("build"))
         await eve.start(task("theirs"))
         found, last = [], 0
@@ -159,7 +187,7 @@ async def test_a_page_of_the_tenant_says_how_far_it_searched(site: Opened) -> No
 async def test_a_stream_sends_events_as_they_happen(site: Opened) -> None:
     """It sends the first event to the last, then ends."""
     async with site() as here:
-        ada, runner = await here.key(), await here.register_runner()
+        ada, runner = await here.key("ada", "admin"), await here.register_runner()
         id = await ada.start(task("build"))
         async with (
             open_stream(here.url, f"/runs/{id}/events", ada.token) as answer,

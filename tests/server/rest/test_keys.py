@@ -13,6 +13,8 @@ import pytest
 from deltaci.api.routes import ANY_KEY, OPERATOR, ROUTES
 from deltaci.api.schemas.inputs import SCOPES, KeyInput, Scope
 from deltaci.core.errors import Refused
+from deltaci.core.resource import Resource
+from deltaci.engine.engine import Engine
 from deltaci.server.auth.callers import INCLUDED, REMEMBERED_SECONDS, ApiKeys
 from deltaci.server.auth.credentials import Signer
 from deltaci.storage.memory import MemoryStore
@@ -94,11 +96,14 @@ async def test_the_secret_of_a_key_is_only_in_its_first_response(
         assert len(secret) > 30
 
         shown = [await admin.get("/keys"), await admin.get(f"/keys/{made['id']}")]
-        kept = await here.store.find_document("key", made["id"])
+        kept = await here.store.find_api_key(made["id"])
 
         assert not [reply for reply in shown if secret in str(reply.body) or "token" in reply.body]
-        assert kept is not None
-        assert secret.encode() not in kept.body
+        assert isinstance(kept, Resource)
+        assert secret not in str(kept)
+        events = await here.store.events(0, 100)
+        assert kept.sealed not in str(events)
+        assert secret not in str(events)
         for path in tmp_path.rglob("*"):
             assert not path.is_file() or secret.encode() not in path.read_bytes(), path
 
@@ -129,7 +134,9 @@ async def test_a_key_expires_and_other_servers_see_a_revocation_within_two_secon
     now, monotonic = [1000.0], [0.0]
     store = MemoryStore()
     signer = Signer(b"k" * 32, lambda: now[0])
-    here, there = (ApiKeys(store, signer, lambda: monotonic[0]) for _ in range(2))
+    engine = Engine(store)
+    await engine.start()
+    here, there = (ApiKeys(engine, store, signer, lambda: monotonic[0]) for _ in range(2))
     record, token = await here.create("us", KeyInput(person="ada", scopes=["run"], expires_seconds=60), "root")
 
     assert (await there.caller(token)).scopes == {"run", "read"}
@@ -142,6 +149,7 @@ async def test_a_key_expires_and_other_servers_see_a_revocation_within_two_secon
     monotonic[0] += REMEMBERED_SECONDS
     with pytest.raises(Refused, match="revoked"):
         await there.caller(token)
+    await engine.stop()
 
 
 @on_loop

@@ -176,3 +176,25 @@ async def _let_tasks_run() -> None:
         reached = asyncio.Event()
         asyncio.get_running_loop().call_soon(reached.set)
         await reached.wait()
+
+
+@pytest.mark.proves("MOD-14")
+@on_loop
+async def test_a_quota_has_an_event_with_the_operator_and_the_values_before_and_after(site: Opened) -> None:
+    """An equal value is no change."""
+    async with site() as here:
+        root = here.operator("us", "root")
+        for running_jobs in (1, 2, 2):
+            await root.ask("PUT", "/tenants/us/quotas", {"running_jobs": running_jobs})
+
+        found = [event for event in (await root.get("/events")).body["events"] if event["entity"] == "resource"]
+        others = (await here.operator("them").get("/events")).body["events"]
+
+        assert [(event["actor"], event["trigger"], event["metadata"]["kind"]) for event in found] == [
+            ("user:root", "created", "quotas"),
+            ("user:root", "updated", "quotas"),
+        ]
+        assert found[1]["metadata"]["before"] == found[0]["metadata"]["after"]
+        assert found[1]["metadata"]["before"]["running_jobs"] == 1
+        assert found[1]["metadata"]["after"]["running_jobs"] == 2
+        assert not [event for event in others if event["entity"] == "resource"]

@@ -15,7 +15,7 @@ from deltaci.audit.projections import orchestration
 from deltaci.audit.projections.canonical import canonical_events
 from deltaci.audit.projections.job_events import takeover
 from deltaci.core import job as core_job
-from deltaci.core.events import ATTEMPT, ENTITIES, JOB, LEASE, RUN, WORKER, Event
+from deltaci.core.events import ATTEMPT, ENTITIES, JOB, LEASE, RESOURCE, RUN, WORKER, Event
 from deltaci.core.status import queue, steps, workstreams
 from deltaci.core.status.view import LEFT_OUT, Edge, Extension, Step, View, change_of
 
@@ -30,7 +30,9 @@ class Vocabulary(msgspec.Struct, frozen=True):
     @property
     def kinds(self) -> tuple[str, ...]:
         """The document's names for the kinds of records in the log of a run."""
-        return tuple(map(kind_of, self.views)) or tuple(entity for entity in ENTITIES if entity != WORKER)
+        return tuple(map(kind_of, self.views)) or tuple(
+            entity for entity in ENTITIES if entity not in (WORKER, RESOURCE)
+        )
 
 
 class ProjectedStep(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ Each line is checked in this order:
 1. on its own: schema, sequence number, transition, actor, severity (`_step_problems`);
 2. against its entity: state, rev, tenant and time (`_check_continuity`);
 3. through every view: each document must allow the step (`_project`);
-4. against related entities: the checks in `attempts`, `jobs`, `runs`, `workers` and `approvals`.
+4. against related entities: the checks in `attempts`, `jobs`, `runs`, `workers`, `approvals` and `resources`.
 
 All events of one transaction have the same time. When the time of a scope (a run with all its entities, a worker, or an
 attempt without a run) moves on, its last transaction is complete, and the `check_transaction` functions check the
@@ -19,7 +19,7 @@ import msgspec
 
 from deltaci.audit.projections import views_of
 from deltaci.audit.projections.canonical import LEASE_WORDS
-from deltaci.audit.verify import attempts, jobs, runs, workers
+from deltaci.audit.verify import attempts, jobs, resources, runs, workers
 from deltaci.audit.verify.log_lines import (
     AnyEventLine,
     AttemptEventLine,
@@ -27,6 +27,7 @@ from deltaci.audit.verify.log_lines import (
     JobEventLine,
     LeaseChange,
     LeaseEventLine,
+    ResourceEventLine,
     RunEventLine,
     WorkerEventLine,
 )
@@ -35,6 +36,7 @@ from deltaci.audit.verify.tracked import (
     TrackedAttempt,
     TrackedEntity,
     TrackedJob,
+    TrackedResource,
     TrackedRun,
     TrackedWorker,
     TransactionScope,
@@ -42,6 +44,7 @@ from deltaci.audit.verify.tracked import (
 from deltaci.core import attempt as core_attempt
 from deltaci.core import job as core_job
 from deltaci.core import lease
+from deltaci.core import resource as core_resource
 from deltaci.core import run as core_run
 from deltaci.core import worker as core_worker
 from deltaci.core.events import (
@@ -52,6 +55,7 @@ from deltaci.core.events import (
     JOB,
     LEASE,
     ORCHESTRATOR,
+    RESOURCE,
     RUN,
     RUNNER,
     WORKER,
@@ -67,6 +71,7 @@ MACHINES: Final[dict[str, Machine[Any]]] = {
     ATTEMPT: core_attempt.MACHINE,
     WORKER: core_worker.MACHINE,
     LEASE: lease.MACHINE,
+    RESOURCE: core_resource.MACHINE,
 }
 # (entity, from, to, command): the transitions that a command may imply.
 IMPLIED: Final = frozenset(
@@ -77,7 +82,14 @@ IMPLIED: Final = frozenset(
     for target in rule.targets
 )
 TERMINAL: Final = {name: machine.terminal for name, machine in MACHINES.items()}
-DOCUMENT_RULE: Final = {RUN: "ORC-O1", JOB: "WST-V1", ATTEMPT: "QUE-T12", WORKER: "WST-V1", LEASE: "ORC-LF3"}
+DOCUMENT_RULE: Final = {
+    RUN: "ORC-O1",
+    JOB: "WST-V1",
+    ATTEMPT: "QUE-T12",
+    WORKER: "WST-V1",
+    LEASE: "ORC-LF3",
+    RESOURCE: resources.RULE,
+}
 
 # (entity, from, to, trigger) -> kind of actor that may cause it -> severities that it may then have.
 LEGAL: Final[dict[tuple[str, str | None, str, str], dict[str, set[str]]]] = {}
@@ -97,11 +109,17 @@ LEGACY: Final[dict[tuple[str, str | None, str, str], dict[str, set[str]]]] = {
 }
 
 VIEWS: Final = {name: views_of(name) for name in MACHINES}
-CHECKS: Final = {ATTEMPT: attempts.CHECKS, JOB: jobs.CHECKS, RUN: runs.CHECKS, WORKER: workers.CHECKS}
+CHECKS: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
+    ATTEMPT: attempts.CHECKS,
+    JOB: jobs.CHECKS,
+    RUN: runs.CHECKS,
+    WORKER: workers.CHECKS,
+    RESOURCE: resources.CHECKS,
+}
 
 _decode = msgspec.json.Decoder(AnyEventLine).decode
 
-EntityEventLine = RunEventLine | JobEventLine | AttemptEventLine | WorkerEventLine
+EntityEventLine = RunEventLine | JobEventLine | AttemptEventLine | WorkerEventLine | ResourceEventLine
 Problem = tuple[str, str, str]  # The rule, what the log says, and what would be legal.
 
 
@@ -155,8 +173,8 @@ def _step_problems(event: EventLine, actor: str) -> list[Problem]:
 class CanonicalVerifier:
     """Verifies one canonical log, line by line.
 
-    The check functions of the other modules read `live` (the tracked entities), `workers` and `groups`, and call
-    `flag` and `touch`.
+    The check functions of the other modules read `live` (the tracked entities), `workers` and `groups`, count
+    `administrative_numbers`, and call `flag` and `touch`.
     """
 
     def __init__(self) -> None:
@@ -164,6 +182,7 @@ class CanonicalVerifier:
         self.live: dict[str, Any] = {}
         self.workers: dict[str, TrackedWorker] = {}
         self.groups: dict[tuple[str, str], TrackedAttempt] = {}  # (tenant, group) -> its latest attempt with a lease.
+        self.administrative_numbers: dict[str, int] = {}  # The latest number by tenant.
         self.recent = RecentIds()
         self.line_number = 0
         self.seq = 0
@@ -245,6 +264,8 @@ class CanonicalVerifier:
             worker = TrackedWorker(event.entity_id, event.tenant, event.run_id, TransactionScope())
             self.workers[event.entity_id] = worker
             return worker
+        if event.entity == RESOURCE:
+            return TrackedResource(event.entity_id, event.tenant, event.run_id, TransactionScope())
         run = self.live.get(event.run_id) if event.run_id else None
         if event.run_id and not isinstance(run, TrackedRun):
             self.flag(
@@ -378,7 +399,7 @@ class CanonicalVerifier:
         if not scope.touched:
             return
         touched, scope.touched = list(scope.touched.values()), {}
-        current_line, self.line_number = self.line_number, scope.line_number
+        number_before, self.line_number = self.line_number, scope.line_number
         run: TrackedRun | None = None
         for entity in touched:
             if isinstance(entity, TrackedJob):
@@ -398,7 +419,7 @@ class CanonicalVerifier:
                         self._forget(job.latest_attempt)
                     self._forget(job)
                 self._forget(run)
-        self.line_number = current_line
+        self.line_number = number_before
 
     def _forget(self, entity: TrackedEntity) -> None:
         self.live.pop(entity.id, None)

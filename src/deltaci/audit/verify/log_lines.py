@@ -6,7 +6,7 @@ It does not use the record classes of `core`, so that a mistake there cannot hid
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 
@@ -177,6 +177,17 @@ class WorkerMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=Fal
     infra_failures: Count | None = msgspec.field(default=None, name="troubles")
 
 
+class ResourceMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """The metadata of a resource's event. `before` and `after` are None if the resource does not exist then."""
+
+    kind: Name
+    name: str
+    number: Annotated[int, msgspec.Meta(ge=1)]
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    is_sealed_changed: Literal[True] | None = None
+
+
 class LeaseEventMetadata(_Metadata, forbid_unknown_fields=True, kw_only=True, gc=False):
     """The metadata of a line about a lease."""
 
@@ -224,4 +235,12 @@ class LeaseEventLine(EventLine, tag="lease", gc=False):
     metadata: LeaseEventMetadata
 
 
-AnyEventLine = RunEventLine | JobEventLine | AttemptEventLine | WorkerEventLine | LeaseEventLine
+class ResourceEventLine(EventLine, tag="resource", gc=False):
+    """A line of the canonical log about a resource."""
+
+    entity: ClassVar[str] = "resource"
+
+    metadata: ResourceMetadata
+
+
+AnyEventLine = RunEventLine | JobEventLine | AttemptEventLine | WorkerEventLine | LeaseEventLine | ResourceEventLine

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from deltaci.audit.verify.log_lines import EPOCH, EventLine, FailureMetadata, VerdictMetadata
 
@@ -155,6 +155,15 @@ class TrackedAttempt(TrackedEntity):
     def has_failed_verdict(self) -> bool:
         """Whether the runner reported that a validation rule failed."""
         return self.verdict is not None and not self.verdict.is_passed
+
+
+@dataclass(slots=True, eq=False)
+class TrackedResource(TrackedEntity):
+    """What the verifier knows of a resource: its body after the last change, None if it is deleted."""
+
+    kind: ClassVar[str] = "resource"
+
+    body: dict[str, Any] | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -37,7 +37,7 @@ class RepositoryController:
     def __init__(
         self, store: Store, engine: Engine, folder: Path, read_secret: ReadSecret, url_policy: UrlPolicy | None = None
     ) -> None:
-        self.projects = Projects(store)
+        self.projects = Projects(engine, store)
         self.changes = ChangeRecords(store)
         self.url_policy = url_policy or UrlPolicy()
         self.mirrors = Mirrors(folder, self.url_policy, read_secret)

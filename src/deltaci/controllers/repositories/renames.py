@@ -14,6 +14,7 @@ import msgspec
 
 from deltaci.controllers.projects import Projects, of
 from deltaci.core.errors import Refused, Unreachable
+from deltaci.core.events import ORCHESTRATOR
 from deltaci.core.listing import ALL_TENANTS
 from deltaci.core.text import plain_line
 from deltaci.forges import STATUS_APIS
@@ -98,7 +99,7 @@ class RepositoryRenames:
             return
         url = stored_project.url[:start] + name + stored_project.url[start + len(known.full_name) :]
         try:
-            await self._projects.put(msgspec.structs.replace(stored_project, url=url))
+            await self._projects.put(msgspec.structs.replace(stored_project, url=url), actor=ORCHESTRATOR)
         except Refused as refused:  # Somebody changes the project at this moment; the next event tries again.
             LOGGER.warning("project %s: %s", project.name, refused.message)
         else:

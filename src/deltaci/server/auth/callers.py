@@ -18,12 +18,15 @@ import msgspec
 from deltaci.api.routes import ANY_KEY, OPERATOR, RequiredScope
 from deltaci.api.schemas.inputs import SCOPES, KeyInput, Scope
 from deltaci.core.errors import Refused
+from deltaci.core.events import USER
 from deltaci.core.instants import SECOND
+from deltaci.core.resource import API_KEY
+from deltaci.engine.engine import Engine
+from deltaci.engine.resources import Resources
 from deltaci.server.auth.credentials import PREFIX, Signer
 from deltaci.server.rest.http.cache import TtlCache
-from deltaci.storage.port import Conflict, Document, Store
+from deltaci.storage.port import Store
 
-KEY: Final = "key"  # The kind of document.
 KEY_PREFIX: Final = "dck_"  # Lets secret scanners recognise a leaked key.
 ID_BYTES: Final = 8
 SECRET_BYTES: Final = 32
@@ -83,15 +86,12 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     revoked_by: str = ""
 
 
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(KeyRecord).decode
-
-
 class ApiKeys:
     """Creates, finds, verifies and revokes the API keys of all tenants."""
 
-    def __init__(self, store: Store, signer: Signer, clock: Callable[[], float]) -> None:
+    def __init__(self, engine: Engine, store: Store, signer: Signer, clock: Callable[[], float]) -> None:
         self._store = store
+        self._keys = Resources(engine, store, API_KEY, KeyRecord, sealed="digest")
         self._signer = signer
         self._cache: TtlCache[str, KeyRecord] = TtlCache(REMEMBERED_SECONDS, MAX_REMEMBERED, clock)
 
@@ -142,8 +142,8 @@ class ApiKeys:
         """Return the present time in microseconds, by the clock that decides when keys expire."""
         return int(self._signer.now() * SECOND)
 
-    async def create(self, tenant: str, key_input: KeyInput, by: str) -> tuple[KeyRecord, str]:
-        """Create and store a key. Return its record and the token, which is shown only once."""
+    async def create(self, tenant: str, key_input: KeyInput, person: str) -> tuple[KeyRecord, str]:
+        """Create and store a key for the request of `person`. Return its record and the token, shown only once."""
         key_id, secret_text = secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES)
         now = self.now()
         key_record = KeyRecord(
@@ -155,47 +155,38 @@ class ApiKeys:
             description=key_input.description,
             digest=sha256(secret_text.encode()).hexdigest(),
             created_at=now,
-            created_by=by,
+            created_by=person,
             expires_at=now + key_input.expires_seconds * SECOND if key_input.expires_seconds else 0,
         )
-        await self._put(key_record, 0)
+        await self._keys.put(tenant, key_id, key_record, actor=f"{USER}:{person}", rev=0)
         return key_record, f"{KEY_PREFIX}{key_id}_{secret_text}"
 
     async def read(self, tenant: str, id: str) -> KeyRecord | None:
         """Return a key of this tenant, even if it has expired or was revoked, or None if it does not exist."""
-        document = await self._store.find_document(KEY, id, tenant)
-        return _decode(document.body) if document is not None else None
+        return await self._keys.find(tenant, id)
 
     async def list_page(self, tenant: str, after: str, limit: int) -> list[KeyRecord]:
         """Return up to `limit` keys of the tenant, ordered by id, that come after the id `after`."""
-        return [
-            _decode(document.body)
-            for document in await self._store.list_documents(KEY, tenant, after=after, limit=limit)
-        ]
+        return [stored.value for stored in await self._keys.page(tenant, after=after, limit=limit)]
 
-    async def revoke(self, tenant: str, id: str, by: str) -> KeyRecord | None:
-        """Mark a key as revoked, unless it is already. Return its record, or None if there is no such key."""
+    async def revoke(self, tenant: str, id: str, person: str) -> KeyRecord | None:
+        """Mark a key as revoked by `person`, unless it is already. Return its record, None if there is no such key."""
         while True:
-            stored_document = await self._store.find_document(KEY, id, tenant)
-            if stored_document is None:
-                return None
-            key_record = _decode(stored_document.body)
-            if key_record.revoked_at:
+            key_record, rev = await self._keys.read(tenant, id)
+            if key_record is None or key_record.revoked_at:
                 return key_record
-            key_record = msgspec.structs.replace(key_record, revoked_at=self.now(), revoked_by=by)
+            key_record = msgspec.structs.replace(key_record, revoked_at=self.now(), revoked_by=person)
             try:
-                await self._put(key_record, stored_document.version)
-            except Conflict:
+                await self._keys.put(tenant, id, key_record, actor=f"{USER}:{person}", rev=rev)
+            except Refused as refused:
+                if refused.code != "stale_version":
+                    raise
                 continue  # Revoked at the same moment by another request: return that one.
             self._cache.discard(id)
             return key_record
 
-    async def _put(self, record: KeyRecord, version: int) -> None:
-        document = Document(kind=KEY, tenant=record.tenant, name=record.id, version=version, at=0, body=_encode(record))
-        await self._store.put_documents([document])
-
     async def _find(self, id: str) -> KeyRecord | None:
         if (cached := self._cache.get(id)) is not None:
             return cached
-        stored_document = await self._store.find_document(KEY, id)
-        return self._cache.put(id, _decode(stored_document.body)) if stored_document is not None else None
+        key_record = self._keys.value(await self._store.find_api_key(id))
+        return self._cache.put(id, key_record) if key_record is not None else None

@@ -38,6 +38,7 @@ async def set_rules(call: Call) -> api_failures.FailureRules:
     await call.app.failure_rules.save(
         call.caller.tenant,
         rules_input.text,
+        actor=call.actor,
         by=call.caller.person,
         at=call.app.keys.now(),
         expected_version=rules_input.expected_version,

@@ -70,7 +70,7 @@ async def set_quotas(call: Call) -> api.Tenant:
     tenant_name = str(call.params["tenant"])
     if not tenant_name.strip():
         raise Refused("not_found", f"there is no tenant {tenant_name!r}")
-    await call.app.tenants.set_quotas(tenant_name, call.body)
+    await call.app.tenants.set_quotas(tenant_name, call.body, actor=call.actor)
     return await _tenant(call, tenant_name)
 
 

@@ -54,7 +54,7 @@ async def save_project(call: Call) -> wire.Project:
             created_at=existing_project.created_at,
             created_by=existing_project.created_by,
         )
-    return serialize_project(await repositories.projects.put(project))
+    return serialize_project(await repositories.projects.put(project, actor=call.actor))
 
 
 async def read_project(call: Call) -> wire.Project:
@@ -64,7 +64,7 @@ async def read_project(call: Call) -> wire.Project:
 async def remove_project(call: Call) -> wire.Project:
     """Remove a project and its mirror. Runs that were started continue."""
     project = await get_project(call)
-    await call.app.repositories.projects.drop(project)
+    await call.app.repositories.projects.drop(project, actor=call.actor)
     await call.app.repositories.forget(project)
     return serialize_project(project)
 

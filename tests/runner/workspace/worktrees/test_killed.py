@@ -37,7 +37,8 @@ def _until(script: str, path: Path) -> None:
 
 
 async def _start(place: Deployment, upstream: Upstream) -> Project:
-    project = await Projects(place.store).put(Project(name=PROJECT, tenant=TENANT, url=upstream.url))
+    new_project = Project(name=PROJECT, tenant=TENANT, url=upstream.url)
+    project = await Projects(place.engine, place.store).put(new_project, actor="user:ada")
     document = Workstream(
         id="ws1",
         tenant=TENANT,

@@ -19,7 +19,7 @@ from typing import Final
 
 from deltaci.core import run
 from deltaci.core.errors import Refused
-from deltaci.core.events import RUN, Event, to_json_line
+from deltaci.core.events import RESOURCE, RUN, Event, to_json_line
 from deltaci.engine.requests import Overloaded
 from deltaci.storage.port import Store
 
@@ -31,6 +31,7 @@ TICK_SECONDS: Final = 0.25
 MAX_BUFFERED_BYTES: Final = 16 * 1024 * 1024
 MAX_STREAMS: Final = 10_000
 MAX_STREAMS_PER_TENANT: Final = MAX_STREAMS // 2
+ADMINISTRATION: Final = "/"  # In place of a run id: all events of a tenant, also those of resources.
 _OVERHEAD_BYTES: Final = 200  # The memory of a buffered frame besides its bytes.
 
 
@@ -215,10 +216,15 @@ class Subscription:
     async def _read(self) -> tuple[list[Frame], bool]:
         """Return the next page of events from the store, and whether it is the last one."""
         tenant, run_id = self._channel.key
-        events = await self._streams.read(self.seq, run_id)
+        events = await self._streams.read(self.seq, run_id if run_id != ADMINISTRATION else "")
         if events:
             self.seq = events[-1].seq
-        return [Frame(event) for event in events if event.tenant == tenant], len(events) < PAGE_SIZE
+        frames = [
+            Frame(event)
+            for event in events
+            if event.tenant == tenant and (event.entity != RESOURCE or run_id == ADMINISTRATION)
+        ]
+        return frames, len(events) < PAGE_SIZE
 
 
 class EventStreams:
@@ -248,11 +254,12 @@ class EventStreams:
         changed_channels: dict[Channel, None] = {}
         for event in events:
             run_channel = self.channels.get((event.tenant, event.run_id)) if event.run_id else None
-            tenant_channel = self.channels.get((event.tenant, ""))
-            if run_channel is None and tenant_channel is None:
+            tenant_channel = self.channels.get((event.tenant, "")) if event.entity != RESOURCE else None
+            administration_channel = self.channels.get((event.tenant, ADMINISTRATION))
+            if run_channel is None and tenant_channel is None and administration_channel is None:
                 continue
             frame = Frame(event)
-            for subscribed_channel in (run_channel, tenant_channel):
+            for subscribed_channel in (run_channel, tenant_channel, administration_channel):
                 if subscribed_channel is not None:
                     self._buffer(subscribed_channel, frame)
                     changed_channels[subscribed_channel] = None
@@ -270,7 +277,10 @@ class EventStreams:
 
     @contextmanager
     def subscribe(self, tenant: str, after_seq: int, run_id: str = "") -> Iterator[Subscription]:
-        """Subscribe to the events after the seq `after_seq`, of a run or, without `run_id`, of a tenant."""
+        """Subscribe to the events after the seq `after_seq`, of a run or, without `run_id`, of a tenant.
+
+        Events of resources are only included if `run_id` is ADMINISTRATION.
+        """
         channel_key = (tenant, run_id)
         channel = self.channels.get(channel_key)
         if channel is None:

@@ -18,7 +18,7 @@ import msgspec
 from deltaci.api.routes import LAST_EVENT_HEADER, MAX_SEQ_DIGITS
 from deltaci.api.schemas.inputs import EventQuery
 from deltaci.core.errors import Refused
-from deltaci.core.events import Event, to_json_line
+from deltaci.core.events import RESOURCE, Event, to_json_line
 from deltaci.core.job import Job
 from deltaci.core.timers import is_over
 from deltaci.server.auth.revalidate import Revalidation
@@ -26,7 +26,7 @@ from deltaci.server.rest.http.lookup import get_run, load_all_jobs
 from deltaci.server.rest.http.request import Call, Handler, JsonResponse, Send
 from deltaci.server.rest.http.streaming import ClientDisconnected, ResponseStream, open_response
 from deltaci.server.rest.streams import log_tails
-from deltaci.server.rest.streams.event_streams import CHUNK_BYTES, Frame, Subscription
+from deltaci.server.rest.streams.event_streams import ADMINISTRATION, CHUNK_BYTES, Frame, Subscription
 from deltaci.storage.port import Unavailable
 
 STREAM: Final = "text/event-stream"
@@ -55,8 +55,12 @@ async def read_run_events(call: Call) -> JsonResponse | EventStream:
 
 
 async def read_events(call: Call) -> JsonResponse | EventStream:
-    """Return a page of the events of the tenant, or a stream of them; see `prefers_stream`."""
+    """Return a page of the events of the tenant, or a stream of them; see `prefers_stream`.
+
+    Events of resources are only in the response to an administrator.
+    """
     query, last_event_id = call.query, _last_event_id(call)
+    is_admin = _is_admin(call)
     if prefers_stream(call.request.header(b"accept")):
         return await _event_stream(call, last_event_id, "", is_run_over=False)
     events: list[Event] = []
@@ -65,7 +69,7 @@ async def read_events(call: Call) -> JsonResponse | EventStream:
         page = await call.app.store.events(last_read_seq, PAGE_SIZE)
         for event in page:
             last_read_seq = event.seq
-            if event.tenant == call.caller.tenant:
+            if event.tenant == call.caller.tenant and (is_admin or event.entity != RESOURCE):
                 events.append(event)
                 if len(events) == query.limit:
                     return _page(events, last_read_seq)
@@ -100,6 +104,11 @@ def _last_event_id(call: Call) -> int | None:
     return int(header_text) if header_text else None
 
 
+def _is_admin(call: Call) -> bool:
+    """Return whether the caller may read all resources, and so their events."""
+    return "admin" in call.caller.scopes
+
+
 async def _event_stream(call: Call, last_event_id: int | None, run_id: str, *, is_run_over: bool) -> EventStream:
     """Return the stream of events after the requested seq. Raise Refused if there are too many streams."""
     query: EventQuery = call.query
@@ -107,7 +116,8 @@ async def _event_stream(call: Call, last_event_id: int | None, run_id: str, *, i
     streams = call.app.streams
     streams.check_capacity(call.caller.tenant)
     await streams.check_seq(after_seq)
-    return EventStream(call, streams.subscribe(call.caller.tenant, after_seq, run_id), run_id, is_run_over=is_run_over)
+    channel = run_id or (ADMINISTRATION if _is_admin(call) else "")
+    return EventStream(call, streams.subscribe(call.caller.tenant, after_seq, channel), run_id, is_run_over=is_run_over)
 
 
 class EventStream:
