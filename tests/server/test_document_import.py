@@ -20,6 +20,7 @@ KEY: Final = {
     **{"digest": "d" * 64, "created_at": 5, "created_by": "root", "expires_at": 0, "revoked_at": 0, "revoked_by": ""},
 }
 PROJECT: Final = {"name": "shop", "tenant": "acme", "url": "https://example.org/shop.git", "version": 0}
+TEMPLATE: Final = {"version": 2, "description": "", "created_at": 3, "created_by": "ada", "is_removed": False}
 RULES: Final = {"text": "rules: []", "by": "ada", "at": 7}
 QUOTAS: Final = {"running_jobs": 3}
 
@@ -33,6 +34,10 @@ async def write(store: Store, kind: str, tenant: str, name: str, *bodies: dict[s
 async def write_all(store: Store) -> None:
     await write(store, "key", "acme", str(KEY["id"]), KEY)
     await write(store, "project", "", "acme\nshop", PROJECT, PROJECT)
+    await write(store, "template", "acme", "build", TEMPLATE)
+    await write(store, "template", "acme", "gone", {**TEMPLATE, "is_removed": True})
+    for name in ("build 0000000001", "build 0000000002", "gone 0000000007"):
+        await write(store, "template-version", "acme", name, {"version": int(name[-10:]), "plan": {"jobs": []}})
     await write(store, "quotas", "acme", "quotas", {"running_jobs": 1}, QUOTAS)
     await write(store, "failure-rules", "acme", "failure-rules", RULES, RULES, RULES)
 
@@ -56,6 +61,12 @@ async def test_documents_of_an_earlier_version_become_resources(backend: Backend
         rules = await server.find(resource_id("acme", "failure-rules", "failure-rules"), Resource)
         project = await server.find(resource_id("acme", "project", "shop"), Resource)
         assert project.body == {**PROJECT, "version": 2}
+        template = await server.find(resource_id("acme", "template", "build"), Resource)
+        assert template.body == {name: value for name, value in TEMPLATE.items() if name != "is_removed"}
+        assert await server.store.find(resource_id("acme", "template", "gone")) is None
+        for name, version in (("build", 1), ("build", 2), ("gone", 7)):
+            id = resource_id("acme", "template-version", f"{name}/{version:010d}")
+            assert (await server.find(id, Resource)).body == {"version": version, "plan": {"jobs": []}}
         assert (quotas.body, rules.body) == (QUOTAS, {**RULES, "version": 3})
         events = await server.verified()
         assert {(event.trigger, event.actor) for event in events} == {("imported", "orchestrator")}
@@ -73,7 +84,7 @@ async def test_servers_that_start_together_import_each_document_once(backend: Ba
         await write_all(here.store)  # As if they had not been deleted.
         await import_documents(there.engine, there.store)
 
-        assert len(events) == 4
+        assert len(events) == 8
         assert await here.verified() == events
         assert not await remaining(here.store)
 
@@ -90,4 +101,4 @@ async def test_a_document_that_cannot_be_read_is_left_alone(backend: Backend, ca
 
         assert [document.body for document in await remaining(server.store)] == [b"{"]
         assert "quotas a is left alone" in caplog.text
-        assert len(await server.verified()) == 4
+        assert len(await server.verified()) == 8

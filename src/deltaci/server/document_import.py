@@ -17,6 +17,7 @@ from deltaci.core.ids import resource_id
 from deltaci.core.resource import API_KEY, ImportResource
 from deltaci.engine.engine import Engine
 from deltaci.server import failure_rules, tenants
+from deltaci.server.rest import templates
 from deltaci.storage.port import Document, Store
 
 PAGE: Final = 200
@@ -41,6 +42,17 @@ def _import_project(document: Document) -> ImportResource:
     return _command(document, tenant, projects.KIND, name, version=document.version)
 
 
+def _import_template(document: Document) -> ImportResource | None:
+    """Return the command that imports a template, None if it was removed: only its versions are kept then."""
+    command = _command(document, document.tenant, templates.HEAD, document.name)
+    return None if command.body.pop("is_removed", False) else command
+
+
+def _import_template_version(document: Document) -> ImportResource:
+    name, _, version = document.name.partition(" ")
+    return _command(document, document.tenant, templates.VERSION, templates.version_name(name, int(version)))
+
+
 def _import_quotas(document: Document) -> ImportResource:
     return _command(document, document.tenant, tenants.QUOTAS, document.name)
 
@@ -53,6 +65,8 @@ def _import_failure_rules(document: Document) -> ImportResource:
 IMPORTS: Final[dict[str, Callable[[Document], ImportResource | None]]] = {
     "key": _import_key,
     "project": _import_project,
+    "template-version": _import_template_version,
+    "template": _import_template,
     "quotas": _import_quotas,
     "failure-rules": _import_failure_rules,
 }

@@ -1,6 +1,6 @@
 """Templates: reusable plans. Each save creates a version; a run keeps the version with which it was started.
 
-A template is one document with the number of its newest version, and one immutable document for each version. A save
+A template is one resource with the number of its newest version, and one for each version, which never changes. A save
 writes both atomically.
 """
 
@@ -13,30 +13,28 @@ import msgspec
 from deltaci.api.schemas import records as api
 from deltaci.api.schemas.inputs import InputRule, PlanInput, TemplateInput
 from deltaci.core.errors import Refused
+from deltaci.engine.resources import Resources
 from deltaci.server.rest import job_specs
 from deltaci.server.rest.http.cursors import decode_cursor, encode_cursor
 from deltaci.server.rest.http.request import Call, Handler, not_found
 from deltaci.server.rest.serializers import to_datetime
-from deltaci.storage.port import Conflict, Document
 
 HEAD: Final = "template"
 VERSION: Final = "template-version"
 
 
-class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest version of a template.
-
-    It is kept when the template is removed, so that no version number is used twice.
-    """
+class TemplateHead(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest version of a template."""
 
     version: int
     description: str
     created_at: int
     created_by: str
-    is_removed: bool = False
 
 
-class _Version(msgspec.Struct, frozen=True, kw_only=True):
+class TemplateVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of a template. It is kept when the template is removed, so that no version number is used twice."""
+
     version: int
     description: str
     inputs: dict[str, InputRule]
@@ -45,27 +43,26 @@ class _Version(msgspec.Struct, frozen=True, kw_only=True):
     created_by: str
 
 
-_encode = msgspec.json.Encoder().encode
-_decode_head = msgspec.json.Decoder(_Head).decode
-_decode_version = msgspec.json.Decoder(_Version).decode
+def _heads(call: Call) -> Resources[TemplateHead]:
+    return Resources(call.app.engine, call.app.store, HEAD, TemplateHead)
 
 
-def _document_name(template: str, version: int) -> str:
-    return f"{template} {version:010d}"  # Names have no spaces, so no other template's versions have this prefix.
+def _versions(call: Call) -> Resources[TemplateVersion]:
+    return Resources(call.app.engine, call.app.store, VERSION, TemplateVersion)
+
+
+def version_name(template: str, version: int) -> str:
+    """Return the name of the resource with this version."""
+    return f"{template}/{version:010d}"  # Names have no slashes, so no other template's versions have this prefix.
 
 
 async def get_template(call: Call, template_name: str, version: int | None = None) -> api.Template:
     """Return a version of a template, by default the newest. Raise Refused if it does not exist or was removed."""
-    _, template_head = await _find_head(call, template_name)
-    if template_head is None or template_head.is_removed:
-        raise not_found("template", template_name)
+    template_head, _ = await _find_head(call, template_name)
     version_number = version if version is not None else template_head.version
-    stored_document = await call.app.store.find_document(
-        VERSION, _document_name(template_name, version_number), call.caller.tenant
-    )
-    if stored_document is None:
+    stored_version = await _versions(call).find(call.caller.tenant, version_name(template_name, version_number))
+    if stored_version is None:
         raise not_found("version of this template:", str(version_number))
-    stored_version = _decode_version(stored_document.body)
     return api.Template(
         name=template_name,
         version=stored_version.version,
@@ -77,10 +74,20 @@ async def get_template(call: Call, template_name: str, version: int | None = Non
     )
 
 
-async def _find_head(call: Call, template_name: str) -> tuple[int, _Head | None]:
-    """Return the version of the head document, 0 if there is none, and its content."""
-    stored_document = await call.app.store.find_document(HEAD, template_name, call.caller.tenant)
-    return (stored_document.version, _decode_head(stored_document.body)) if stored_document is not None else (0, None)
+async def _find_head(call: Call, template_name: str) -> tuple[TemplateHead, int]:
+    """Return a template and its `rev`. Raise Refused if it does not exist or was removed."""
+    template_head, rev = await _heads(call).read(call.caller.tenant, template_name)
+    if template_head is None:
+        raise not_found("template", template_name)
+    return template_head, rev
+
+
+async def _last_version(call: Call, template_name: str) -> int:
+    """Return the number of the last version of a template that was removed, 0 if there never was one."""
+    version_numbers = [
+        stored.value.version async for stored in _versions(call).iterate(call.caller.tenant, f"{template_name}/")
+    ]
+    return version_numbers[-1] if version_numbers else 0
 
 
 async def save_template(call: Call) -> api.Template:
@@ -93,73 +100,39 @@ async def save_template(call: Call) -> api.Template:
             raise Refused("bad_request", f"the default of input {input_name!r} is none of its choices")
     if len(job_specs.as_env(dict.fromkeys(template_input.inputs, ""))) < len(template_input.inputs):
         raise Refused("bad_request", "two inputs differ only in case; rename one of them")
-    document_version, old_head = await _find_head(call, template_name)
-    current_version = old_head.version if old_head is not None and not old_head.is_removed else 0
+    template_head, rev = await _heads(call).read(tenant, template_name)
+    current_version = template_head.version if template_head is not None else 0
     if template_input.expected_version is not None and template_input.expected_version != current_version:
         raise Refused(
             "stale_version",
             f"template {template_name!r} is at version {current_version}, not {template_input.expected_version}",
         )
-    version_number = (old_head.version if old_head is not None else 0) + 1
+    version = (current_version or await _last_version(call, template_name)) + 1
     now = call.app.keys.now()
-    template_version = _Version(
-        version=version_number,
+    new_version = TemplateVersion(
+        version=version,
         description=template_input.description,
         inputs=template_input.inputs,
         plan=template_input.plan,
         created_at=now,
         created_by=call.caller.person,
     )
-    new_head = _Head(
-        version=version_number, description=template_input.description, created_at=now, created_by=call.caller.person
+    new_head = TemplateHead(
+        version=version, description=template_input.description, created_at=now, created_by=call.caller.person
     )
-    try:
-        await call.app.store.put_documents(
-            [
-                Document(
-                    kind=VERSION,
-                    tenant=tenant,
-                    name=_document_name(template_name, version_number),
-                    version=0,
-                    at=0,
-                    body=_encode(template_version),
-                ),
-                Document(
-                    kind=HEAD, tenant=tenant, name=template_name, version=document_version, at=0, body=_encode(new_head)
-                ),
-            ]
-        )
-    except Conflict:
-        raise Refused(
-            "stale_version", f"another request saved template {template_name!r} at the same moment; read it again"
-        ) from None
-    return await get_template(call, template_name, version_number)
+    commands = [
+        _heads(call).put_command(tenant, template_name, new_head, actor=call.actor, rev=rev),
+        _versions(call).put_command(tenant, version_name(template_name, version), new_version, actor=call.actor, rev=0),
+    ]
+    await _heads(call).put_all(commands)
+    return await get_template(call, template_name, version)
 
 
 async def remove_template(call: Call) -> api.TemplateSummary:
     """Remove a template. Runs that were started from it continue."""
     template_name = str(call.params["template"])
-    document_version, template_head = await _find_head(call, template_name)
-    if template_head is None or template_head.is_removed:
-        raise not_found("template", template_name)
-    removed_head = msgspec.structs.replace(template_head, is_removed=True)
-    try:
-        await call.app.store.put_documents(
-            [
-                Document(
-                    kind=HEAD,
-                    tenant=call.caller.tenant,
-                    name=template_name,
-                    version=document_version,
-                    at=0,
-                    body=_encode(removed_head),
-                )
-            ]
-        )
-    except Conflict:
-        raise Refused(
-            "stale_version", f"another request changed template {template_name!r} at the same moment; read it again"
-        ) from None
+    template_head, rev = await _find_head(call, template_name)
+    await _heads(call).delete(call.caller.tenant, template_name, actor=call.actor, rev=rev)
     return _serialize_summary(template_name, template_head)
 
 
@@ -172,36 +145,28 @@ async def list_templates(call: Call) -> api.TemplatePage:
     """Return a page of templates, ordered by name."""
     query = call.query
     after_name = decode_cursor(query.cursor) if query.cursor else ""
-    documents = await call.app.store.list_documents(HEAD, call.caller.tenant, after=after_name, limit=query.limit)
-    heads = [(document.name, _decode_head(document.body)) for document in documents]
+    page = await _heads(call).page(call.caller.tenant, after=after_name, limit=query.limit)
     return api.TemplatePage(
-        templates=[
-            _serialize_summary(template_name, template_head)
-            for template_name, template_head in heads
-            if not template_head.is_removed
-        ],
-        next=encode_cursor(documents[-1].name) if len(documents) == query.limit else None,
+        templates=[_serialize_summary(stored.name, stored.value) for stored in page],
+        next=encode_cursor(page[-1].name) if len(page) == query.limit else None,
     )
 
 
 async def list_versions(call: Call) -> api.TemplatePage:
     """Return a page of the versions of a template, the oldest first."""
     query, template_name = call.query, str(call.params["template"])
-    _, template_head = await _find_head(call, template_name)
-    if template_head is None or template_head.is_removed:
-        raise not_found("template", template_name)
+    await _find_head(call, template_name)
     after_name = decode_cursor(query.cursor) if query.cursor else ""
-    documents = await call.app.store.list_documents(
-        VERSION, call.caller.tenant, after=after_name, limit=query.limit, prefix=f"{template_name} "
+    page = await _versions(call).page(
+        call.caller.tenant, after=after_name, limit=query.limit, prefix=f"{template_name}/"
     )
-    versions = [_decode_version(document.body) for document in documents]
     return api.TemplatePage(
-        templates=[_serialize_summary(template_name, version) for version in versions],
-        next=encode_cursor(documents[-1].name) if len(documents) == query.limit else None,
+        templates=[_serialize_summary(template_name, stored.value) for stored in page],
+        next=encode_cursor(page[-1].name) if len(page) == query.limit else None,
     )
 
 
-def _serialize_summary(template_name: str, version_summary: _Head | _Version) -> api.TemplateSummary:
+def _serialize_summary(template_name: str, version_summary: TemplateHead | TemplateVersion) -> api.TemplateSummary:
     return api.TemplateSummary(
         name=template_name,
         version=version_summary.version,
