@@ -63,11 +63,13 @@ from deltaci.server.runner_api.message_handlers import MessageHandlers
 from deltaci.server.runner_api.nats_dispatch import Dispatcher
 from deltaci.server.runner_api.registration import RunnerRegistry, RunnerTokenIssuer
 from deltaci.server.runner_api.worktrees import WorktreeHandlers
+from deltaci.server.secret_changes import SecretChanges
 from deltaci.server.secrets import JobScope, Secrets
 from deltaci.server.tenants import Tenants
 from deltaci.server.test_reports import TestReports
 from deltaci.server.web.app import WebApp
 from deltaci.server.web.auth.oidc_sign_in import OidcSignIn
+from deltaci.server.web.auth.recorded_grants import record_grants
 from deltaci.server.web.auth.revoked_sessions import RevokedSessions
 from deltaci.server.web.auth.sessions import SessionManager
 from deltaci.server.webhooks import ROOT as HOOKS_ROOT
@@ -153,7 +155,7 @@ class Server:
         self.failure_rules = FailureRules(self.engine, store, time.monotonic, failure_rules)
         self.flaky = FlakyTestTracker(store)
         self.fleet = Fleet(store, self.engine, health)
-        self.incarnations = Incarnations(store)
+        self.incarnations = Incarnations(self.engine, store)
         self.message_handlers = MessageHandlers(
             store,
             self.engine,
@@ -215,6 +217,7 @@ class Server:
         self.reporter.start()
         self.flaky.start()
         if self._control_plane is not None:
+            await self._control_plane.record_grants(self)
             self._control_plane.start()
         self._timers = asyncio.create_task(Timers(self.engine).run(), name="timers")
         return self
@@ -282,6 +285,7 @@ class ControlPlane:
         )
         app_state = self._create_app_state(server)
         self.api = ApiApp(app_state)
+        self._sign_in = sign_in
         self.web = self._create_web(server, app_state, public_url, sign_in)
         self._webhooks = WebhookApp(
             store,
@@ -315,6 +319,7 @@ class ControlPlane:
             tenants=server.tenants,
             streams=self.event_streams,
             secrets=server.secrets,
+            secret_changes=SecretChanges(server.engine, server.store, server.secrets, self._disk),
             failure_rules=server.failure_rules,
             flaky=server.flaky,
             test_reports=TestReports(),
@@ -339,6 +344,12 @@ class ControlPlane:
         for subscriber in (self._dispatcher, self.event_streams, self.repositories, self.transitions, self.workstreams):
             if subscriber is not None:
                 follower.subscribe(subscriber.on_events)
+
+    async def record_grants(self, server: Server) -> None:
+        """Record the scopes and roles that the OIDC file grants, if there is one."""
+        if self._sign_in is not None:
+            grants = self._sign_in.grants
+            await record_grants(server.engine, server.store, grants.issuer, grants.by_tenant)
 
     def start(self) -> None:
         """Start the background tasks of all parts. The engine and the follower must be running."""

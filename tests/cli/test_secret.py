@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -9,10 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from deltaci.cli.app import app
+from deltaci.core.events import Event
 from deltaci.server.auth.credentials import load_server_key
 from deltaci.server.secrets import Secrets
 from deltaci.storage.blobs.store import FolderBlobStore
+from deltaci.storage.sqlite import SqliteStore
 from tests.cli.terminal import Terminal
+from tests.contract.backends import legal
 
 
 def said(data: Path, *words: str, value: str | bytes = "") -> tuple[int, str]:
@@ -67,6 +71,48 @@ def test_what_is_set_is_listed_sealed_and_removed(tmp_path: Path) -> None:
     assert names(tmp_path) == []
     assert names(tmp_path, "--tenant", "other") == ["B"]
     assert said(tmp_path, "list")[1] == "no secrets; set one with 'deltaci secret set NAME'\n"
+
+
+def test_a_change_without_a_server_is_an_event_of_its_store(tmp_path: Path) -> None:
+    """As one through a server: who, when, before and after, and not the value."""
+    assert said(tmp_path, "set", "A", "--project", "shop", value="hunter2") == (0, "")
+    assert said(tmp_path, "set", "A", "--project", "shop", value="hunter3") == (0, "")
+    assert said(tmp_path, "remove", "A", "--project", "shop") == (0, "")
+    assert CliRunner().invoke(app, ["token", "w1", "--data", str(tmp_path)]).output.startswith("dci_")
+
+    async def log() -> list[Event]:
+        store = SqliteStore(str(tmp_path / "deltaci.db"))
+        await store.open()
+        try:
+            return await store.events(0, 100)
+        finally:
+            await store.close()
+
+    events = legal(asyncio.run(log()))
+    found = [(event.trigger, event.metadata["kind"], event.metadata["name"]) for event in events]
+    assert found == [
+        *((trigger, "secret", "A shop") for trigger in ("created", "updated", "deleted")),
+        ("created", "registration-token", "w1"),
+    ]
+    versions = [[(event.metadata[side] or {}).get("version") for side in ("before", "after")] for event in events[:3]]
+    assert versions == [[None, 1], [1, 2], [2, None]]
+    assert all(event.actor.startswith("user:") for event in events)
+    assert "hunter" not in str(events)
+
+
+@pytest.mark.parametrize("words", [("secret", "set", "A"), ("token", "w1")], ids=lambda words: words[0])
+def test_a_command_does_not_write_to_another_store_than_the_server(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """A server has used the folder, with a store that is elsewhere."""
+    (tmp_path / "repositories").mkdir()
+
+    refused = CliRunner().invoke(app, [*words, "--data", str(tmp_path)], input="hunter2")
+    accepted = CliRunner().invoke(
+        app, [*words, "--data", str(tmp_path), "--store", f"sqlite:{tmp_path}/other.db"], input="hunter2"
+    )
+
+    assert (refused.exit_code, accepted.exit_code) == (1, 0)
+    assert "name its store with --store" in refused.output
+    assert not (tmp_path / "deltaci.db").exists()
 
 
 def test_scopes_without_a_server(tmp_path: Path) -> None:

@@ -6,14 +6,16 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from deltaci.core import worker
 from deltaci.core.ids import first_incarnation_id, incarnation_id, worker_name
 from deltaci.core.worker import DRAINED, IDLE, PRESUMED_GONE, QUARANTINED, SHUTDOWN
 from deltaci.fleet.health import HEALTH_SECONDS, MAX_SILENT_SECONDS
-from deltaci.fleet.incarnations import Incarnations
+from deltaci.fleet.incarnations import KIND, Incarnations
 from deltaci.server.auth.credentials import REGISTRATION_SECONDS
+from deltaci.storage.port import Document
 from tests.contract.backends import on_loop
 from tests.fleet.site import FleetSite, OpenFleet
 from tests.server.site import RegisteredRunner, Reply
@@ -229,3 +231,16 @@ async def test_a_runner_of_another_tenant_with_the_same_name_is_independent(flee
 
         assert (await here.refused(lambda: stranger.request("POST", "renew"))).code == "bad_credential"
         assert await here.server.store.find("w1/2") is None
+
+
+@on_loop
+async def test_a_removal_that_an_earlier_version_stored_still_holds(fleet: OpenFleet) -> None:
+    """It was part of the document with the number of the incarnation."""
+    async with fleet() as here:
+        runner = await here.runner("w1")
+        await presumed_gone(here)
+        body = msgspec.json.encode({"number": 1, "removed_at": here.backend.now(), "removed_by": "user:ada"})
+        await here.server.store.put_documents([Document(KIND, TENANT, "w1", 0, 0, body)])
+
+        assert not (await here.incarnations.latest(TENANT, "w1")).may_return
+        assert (await here.refused(lambda: runner.request("POST", "renew"))).code == "bad_credential"

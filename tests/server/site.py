@@ -84,7 +84,7 @@ class Site:
         self.server = server
         self.logs = LogStore(folder, max_bytes=1000)
         self.signer = Signer(KEY, lambda: backend.now() / SECOND)
-        self.incarnations = Incarnations(server.store)
+        self.incarnations = Incarnations(server.engine, server.store)
         registry = RunnerRegistry(server.engine, self.signer, incarnations=self.incarnations)
         self.control = ControlHub(server.store, LEASE_ID_MINTER)
         self.follower = Follower(server.store)

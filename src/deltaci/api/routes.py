@@ -431,12 +431,12 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route(
         method="PUT", path="/secrets/{secret}", id="setSecret", required_scope="admin",
         summary="set a secret, which is stored encrypted; replaces the one with the same scope",
-        body=api_input.SecretInput, response=api.Secret, codes=("no_secret",),
+        body=api_input.SecretInput, response=api.Secret, codes=("no_secret", "stale_version"),
     ),
     Route(
         method="DELETE", path="/secrets/{secret}", id="removeSecret", required_scope="admin",
         summary="delete the secret with exactly this scope",
-        query=api_input.SecretQuery, response=api.Secret, codes=("not_found",),
+        query=api_input.SecretQuery, response=api.Secret, codes=("not_found", "stale_version"),
     ),
     # -- failures
     Route(

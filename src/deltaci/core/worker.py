@@ -309,7 +309,8 @@ def _drain(worker: Worker, command: Drain, at: int) -> Transition | None:
     if worker.hold == DRAINED:
         return None
     changes = {"hold": DRAINED, "hold_reason": command.reason, "held_at": at}
-    return worker.state, changes, {"hold": DRAINED, "reason": command.reason}
+    metadata = {"hold": DRAINED, "reason": command.reason}
+    return worker.state, changes, {**metadata, "was": worker.hold} if worker.hold else metadata
 
 
 def _quarantine(worker: Worker, command: Quarantine, at: int) -> Transition | None:

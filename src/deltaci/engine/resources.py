@@ -109,7 +109,8 @@ class Resources(Generic[T]):
 
     def split(self, value: T) -> tuple[dict[str, Any], str]:
         """Return the part of a value that events show, and the sealed part."""
-        body: dict[str, Any] = msgspec.to_builtins(value)
+        # As it is read from the store again: to_builtins would keep tuples, which equal no list.
+        body: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
         return body, body.pop(self._sealed) if self._sealed else ""
 
     async def delete(self, tenant: str, name: str, *, actor: str, rev: int | None = None) -> None:

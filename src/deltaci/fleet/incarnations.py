@@ -2,7 +2,8 @@
 
 The records of a name are numbered: `NAME`, `NAME/2`, `NAME/3`. A document beside the records has the number of the
 latest incarnation. It may be behind by a few after a crash between the two writes, so the search continues after it. A
-worker that a person removed may return only with a registration token that is newer than its removal.
+worker that a person removed may return only with a registration token that is newer than its removal, which is a
+resource.
 """
 
 from __future__ import annotations
@@ -13,20 +14,34 @@ import msgspec
 
 from deltaci.core.ids import incarnation_id
 from deltaci.core.worker import Worker, is_over, may_return
+from deltaci.engine.engine import Engine
+from deltaci.engine.resources import Resources
 from deltaci.engine.unreadable_records import unreadable_refusal
 from deltaci.storage.documents import TypedDocuments
 from deltaci.storage.port import Store
 
 KIND: Final = "life"
+REMOVAL: Final = "worker-removal"
 MAX_UNCOUNTED: Final = 100  # Incarnations that were created but not counted because of a crash.
 
 
 class IncarnationCounter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The stored document about a worker name: the number and the removal of its latest incarnation."""
+    """The stored document about a worker name: the number of its latest incarnation.
+
+    Earlier versions stored its removal here, too.
+    """
 
     number: int = 1
     removed_at: int = 0
     removed_by: str = ""
+
+
+class WorkerRemoval(msgspec.Struct, frozen=True, kw_only=True):
+    """That a person removed an incarnation of a worker, and when."""
+
+    number: int
+    removed_at: int
+    removed_by: str
 
 
 class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,8 +90,9 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
 class Incarnations:
     """Finds the latest incarnation of a worker name, and stores its number and removal."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, engine: Engine, store: Store) -> None:
         self._store = store
+        self._removals = Resources(engine, store, REMOVAL, WorkerRemoval)
         self._counters = TypedDocuments(store, KIND, IncarnationCounter)
 
     async def latest(self, tenant: str, worker_name: str) -> Incarnation:
@@ -90,7 +106,10 @@ class Incarnations:
             if next_worker is None:
                 break
             number, worker = number + 1, next_worker
+        removal = await self._removals.find(tenant, worker_name)
         removed_at = counter.removed_at if number == counter.number else 0
+        if removal is not None and removal.number == number:
+            removed_at = removal.removed_at
         return Incarnation(name=worker_name, number=number, worker=worker, removed_at=removed_at)
 
     async def _find_worker(self, tenant: str, worker_id: str) -> Worker | None:
@@ -112,14 +131,10 @@ class Incarnations:
 
         await self._counters.update(tenant, previous_incarnation.name, advance_counter)
 
-    async def mark_removed(self, tenant: str, incarnation: Incarnation, removed_by: str, removed_at: int) -> None:
+    async def mark_removed(self, tenant: str, incarnation: Incarnation, actor: str, removed_at: int) -> None:
         """Store that a person removed the worker, unless it was removed already or a later incarnation exists."""
-
-        def mark_counter(counter: IncarnationCounter | None) -> IncarnationCounter | None:
-            if counter is not None and counter.number > incarnation.number:
-                return None
-            if counter is not None and counter.number == incarnation.number and counter.removed_at:
-                return None
-            return IncarnationCounter(number=incarnation.number, removed_at=removed_at, removed_by=removed_by)
-
-        await self._counters.update(tenant, incarnation.name, mark_counter)
+        removal = await self._removals.find(tenant, incarnation.name)
+        if incarnation.removed_at or (removal is not None and removal.number >= incarnation.number):
+            return
+        new_removal = WorkerRemoval(number=incarnation.number, removed_at=removed_at, removed_by=actor)
+        await self._removals.put(tenant, incarnation.name, new_removal, actor=actor)

@@ -122,6 +122,14 @@ def is_from_fork(origin: Origin) -> bool:
     return origin.is_fork
 
 
+class SealedSecret(msgspec.Struct, frozen=True):
+    """An encrypted secret that is not stored yet."""
+
+    metadata: SecretMetadata
+    blob_key: str
+    blob: bytes
+
+
 class Secrets:
     """Encrypts, stores and decrypts the secrets of all tenants."""
 
@@ -136,6 +144,16 @@ class Secrets:
 
         `by` and `at` are for display. Raises `Refused` for an invalid value or scope.
         """
+        sealed_secret = self.seal(tenant, name, value, scope, by=by, at=at)
+        self.put(sealed_secret)
+        return sealed_secret.metadata
+
+    def put(self, sealed_secret: SealedSecret) -> None:
+        """Store an encrypted secret."""
+        self._blobs.put(sealed_secret.blob_key, sealed_secret.blob)
+
+    def seal(self, tenant: str, name: str, value: str, scope: SecretScope, *, by: str, at: int) -> SealedSecret:
+        """Return an encrypted secret, which `put` stores. Raises `Refused` for an invalid value or scope."""
         blob_key = secret_key(tenant, name, scope.project, scope.branch)
         scope.check()
         if len(value.strip()) < MIN_CHARACTERS:
@@ -157,10 +175,8 @@ class Secrets:
         )
         metadata_json, nonce = _encode(metadata), secrets.token_bytes(NONCE_BYTES)
         ciphertext = self._cipher().encrypt(nonce, plaintext, _associated_data(tenant, name, scope) + metadata_json)
-        self._blobs.put(
-            blob_key, VERSION + len(metadata_json).to_bytes(SIZE_BYTES, "big") + metadata_json + nonce + ciphertext
-        )
-        return metadata
+        header = VERSION + len(metadata_json).to_bytes(SIZE_BYTES, "big") + metadata_json
+        return SealedSecret(metadata, blob_key, header + nonce + ciphertext)
 
     def names(self, tenant: str) -> list[str]:
         """Return the names of the tenant-wide secrets."""

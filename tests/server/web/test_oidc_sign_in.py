@@ -11,13 +11,15 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from deltaci.cli.app import app
 from deltaci.core.errors import Refused
 from deltaci.server.web.auth.oidc_grants import SECRET_VARIABLE, GrantRule, GroupGrants, OidcSettings, settings_in
 from deltaci.server.web.auth.oidc_sign_in import BACK, OidcSignIn
-from tests.contract.backends import on_loop
+from deltaci.server.web.auth.recorded_grants import record_grants
+from tests.contract.backends import Backend, in_memory, on_loop
 from tests.server.web.pages import PagesSite, Reader, pages, said
 from tests.support.login_issuer import CLIENT, SECRET, PeopleIssuer, people_issuer, settings_file
 from tests.support.oidc_issuer import CONFIGURATION
@@ -399,3 +401,29 @@ def test_groups_add_up() -> None:
     assert grants.granted({"realm": "root"}, "ada", 1) == []
     with pytest.raises(Refused, match="different issuer"):
         GroupGrants(OidcSettings(issuer="https://z", client_id="y", grant=rules)).caller(grant)
+
+
+@in_memory
+@on_loop
+async def test_a_change_of_the_grants_is_an_event_of_each_tenant_it_affects(backend: Backend) -> None:
+    """Roles are granted in a file, too; the server that reads it records what has changed."""
+
+    def grants(*rules: GrantRule) -> dict[str, list[GrantRule]]:
+        return GroupGrants(OidcSettings(issuer="https://x", client_id="y", grant=rules)).by_tenant
+
+    dev = GrantRule(group="dev", tenant="us", scopes=("run",), roles=("release",))
+    ops, lead = GrantRule(group="ops", tenant="them", scopes=("admin",)), replace(dev, roles=("release", "lead"))
+    async with backend.server() as server:
+        for read in (grants(dev, ops), grants(dev, ops), grants(lead)):
+            await record_grants(server.engine, server.store, "https://x", read)
+
+        events = [(event.trigger, event.tenant, event.actor) for event in await server.verified()]
+        assert events == [
+            ("created", "us", "orchestrator"),
+            ("created", "them", "orchestrator"),
+            ("deleted", "them", "orchestrator"),
+            ("updated", "us", "orchestrator"),
+        ]
+        changed = (await server.log())[-1].metadata
+        before, after = (changed[side]["grants"][0]["roles"] for side in ("before", "after"))
+        assert (before, after) == (["release"], ["release", "lead"])

@@ -151,13 +151,15 @@ def check_hold(verifier: CanonicalVerifier, worker: TrackedWorker, event: EventL
 def _is_hold_allowed(worker: TrackedWorker, metadata: WorkerMetadata) -> bool:
     if metadata.hold == "":
         return bool(worker.hold) and metadata.was == worker.hold
-    if metadata.reason is None or metadata.was is not None:
+    if metadata.reason is None:
         return False
     if metadata.hold == core_worker.DRAINED:
-        return worker.hold != core_worker.DRAINED
+        # A drain of a quarantined worker has `was`, except in older logs.
+        return worker.hold != core_worker.DRAINED and metadata.was in (None, worker.hold or None)
     is_automatic = metadata.reason == core_worker.REPEATED_INFRA_FAILURES
     return (
         not worker.hold
+        and metadata.was is None
         and metadata.infra_failures == worker.infra_failures
         and is_automatic == worker.is_quarantine_due
     )

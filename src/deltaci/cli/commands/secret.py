@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from getpass import getpass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 import typer
@@ -17,6 +17,7 @@ import typer
 from deltaci.api.schemas import records as api
 from deltaci.app import BLOBS_FOLDER, KEY_FILE
 from deltaci.cli.commands.server import BlobsOption
+from deltaci.cli.embedded import StoreOption, embedded_store, run_embedded
 from deltaci.cli.output import TableOutput, since
 from deltaci.cli.session import (
     CaOption,
@@ -32,12 +33,18 @@ from deltaci.cli.session import (
 from deltaci.client import server_address
 from deltaci.client.blocking import Client
 from deltaci.core.errors import Refused
+from deltaci.core.events import USER
 from deltaci.core.instants import SECOND
 from deltaci.server.auth.credentials import load_server_key
+from deltaci.server.disk import DiskThreads
 from deltaci.server.rest.secrets import serialize_secret
+from deltaci.server.secret_changes import SecretChanges
 from deltaci.server.secrets import MAX_BYTES, Secrets, SecretScope
 from deltaci.storage.blobs import open_blob_store
 from deltaci.storage.blobs.store import BlobStoreUnavailable
+from deltaci.storage.port import Store, Unavailable
+
+T = TypeVar("T")
 
 app = typer.Typer(
     name="secret",
@@ -84,24 +91,39 @@ class _RemoteSecrets:
 class _LocalSecrets:
     """Secrets in the data folder of a server, whether or not it is running."""
 
-    def __init__(self, secrets: Secrets, tenant: str) -> None:
+    def __init__(self, secrets: Secrets, tenant: str, open_store: Callable[[], Store]) -> None:
         self._secrets = secrets
         self._tenant = tenant
+        self._open_store = open_store
 
     def set(self, name: str, value: str, scope: SecretScope) -> api.Secret:
-        at = int(time.time() * SECOND)
-        return serialize_secret(self._secrets.set(self._tenant, name, value, scope, by=person(), at=at))
+        by, at = person(), int(time.time() * SECOND)
+        return serialize_secret(
+            self._change(
+                lambda changes: changes.set(self._tenant, name, value, scope, person=by, actor=f"{USER}:{by}", at=at)
+            )
+        )
 
     def listed(self) -> list[api.Secret]:
         return [serialize_secret(each) for each in self._secrets.list_all(self._tenant)]
 
     def remove(self, name: str, scope: SecretScope) -> None:
-        if not self._secrets.remove(self._tenant, name, scope):
+        removed = self._change(lambda changes: changes.remove(self._tenant, name, scope, actor=f"{USER}:{person()}"))
+        if removed is None:
             raise Refused("no_secret", f"there is no secret {name!r}; list them with 'deltaci secret list'")
+
+    def _change(self, change: Callable[[SecretChanges], Awaitable[T]]) -> T:
+        disk = DiskThreads("secret")
+        try:
+            return run_embedded(
+                self._open_store(), lambda engine, store: change(SecretChanges(engine, store, self._secrets, disk))
+            )
+        finally:
+            disk.close()
 
 
 @contextmanager
-def _opened(command: str, blobs: str, given: dict[str, Any]) -> Iterator[_SecretStore]:
+def _opened(command: str, blobs: str, given: dict[str, Any], store: str = "") -> Iterator[_SecretStore]:
     """The server that is named or runs here; else its folder. What goes wrong is one line."""
     data: Path = given["data"] or server_address.DATA_FOLDER
     named = given["server"] or given["key_file"] or os.environ.get(server_address.KEY_VARIABLE, "").strip()
@@ -113,8 +135,9 @@ def _opened(command: str, blobs: str, given: dict[str, Any]) -> Iterator[_Secret
         yield _LocalSecrets(
             Secrets(open_blob_store(blobs or str(data / BLOBS_FOLDER)), load_server_key(data / KEY_FILE)),
             given["tenant"],
+            lambda: embedded_store(data, store),
         )
-    except (Refused, BlobStoreUnavailable, ValueError, OSError) as error:
+    except (Refused, BlobStoreUnavailable, Unavailable, ValueError, OSError) as error:
         typer.echo(f"deltaci secret: {error.message if isinstance(error, Refused) else error}", err=True)
         raise typer.Exit(1) from None
 
@@ -125,6 +148,7 @@ def set_command(
     project: ProjectOption = "",
     branch: BranchOption = "",
     blobs: BlobsOption = "",
+    store: StoreOption = "",
     server: ServerOption = None,
     key_file: KeyFileOption = None,
     data: DataOption = None,
@@ -140,7 +164,7 @@ def set_command(
       deltaci secret set DEPLOY_KEY --project shop --branch 'release/*' < key.pem
     """
     given = {"server": server, "key_file": key_file, "data": data, "tenant": tenant, "ca": ca}
-    with _opened("secret set", blobs, given) as place:
+    with _opened("secret set", blobs, given, store) as place:
         place.set(name, _value(name), SecretScope(project, branch))
 
 
@@ -185,6 +209,7 @@ def remove_command(
     project: ProjectOption = "",
     branch: BranchOption = "",
     blobs: BlobsOption = "",
+    store: StoreOption = "",
     server: ServerOption = None,
     key_file: KeyFileOption = None,
     data: DataOption = None,
@@ -198,5 +223,5 @@ def remove_command(
       deltaci secret remove DEPLOY_KEY --project shop --branch 'release/*'
     """
     given = {"server": server, "key_file": key_file, "data": data, "tenant": tenant, "ca": ca}
-    with _opened("secret remove", blobs, given) as place:
+    with _opened("secret remove", blobs, given, store) as place:
         place.remove(name, SecretScope(project, branch))

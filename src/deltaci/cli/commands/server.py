@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import ssl
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -13,19 +14,25 @@ import typer
 
 from deltaci.app import (
     BLOBS_FOLDER,
+    KEY_FILE,
     HttpListener,
     Server,
     reduce_garbage_collection,
-    registration_token,
     write_url_file,
 )
 from deltaci.cli.commands.failures import rules_in
+from deltaci.cli.embedded import StoreOption as EmbeddedStoreOption
+from deltaci.cli.embedded import embedded_store, run_embedded
 from deltaci.cli.nats import NatsCredentialsOption, NatsOption, bus_address
+from deltaci.cli.session import patient_client, person, reported
+from deltaci.client.server_address import announced_url
 from deltaci.core import lease
+from deltaci.core.events import USER
 from deltaci.engine import event_loop
 from deltaci.fleet.health import HEALTH_SECONDS, MAX_SILENT_SECONDS, HealthLimits
 from deltaci.git.url_policy import ALLOWABLE, UrlPolicy
-from deltaci.server.auth.credentials import is_runner_name, is_tenant_name
+from deltaci.server.auth.credentials import Signer, is_runner_name, is_tenant_name, load_server_key
+from deltaci.server.auth.registration_tokens import RegistrationTokens
 from deltaci.server.runner_api.registration import RunnerTokenIssuer
 from deltaci.server.tls import server_context
 from deltaci.server.web.auth.oidc_sign_in import OidcSignIn
@@ -199,6 +206,7 @@ def token_command(
     again: Annotated[
         bool, typer.Option("--again", help="Allow a runner that lost its credential or was removed to register again.")
     ] = False,
+    store: EmbeddedStoreOption = "",
 ) -> None:
     """Create a single-use registration token for a runner. Run this where the data of the server is."""
     if not is_runner_name(runner):
@@ -207,9 +215,20 @@ def token_command(
     if not is_tenant_name(tenant):
         typer.echo("deltaci token: give a tenant of 1 to 200 printable ASCII characters", err=True)
         raise typer.Exit(2)
+    if announced_url(data):
+        with reported("token"), patient_client({"data": data, "tenant": tenant}) as client:
+            print(client.worker_token(runner, again=again, expires_seconds=hours * 3600).token)
+        return
     try:
-        token = registration_token(data, runner, tenant, hours * 3600, again=again)
-    except (OSError, ValueError) as error:
+        database = embedded_store(data, store)
+        signer = Signer(load_server_key(data / KEY_FILE), time.time)
+        token, _ = run_embedded(
+            database,
+            lambda engine, opened: RegistrationTokens(engine, opened, signer).issue(
+                tenant, runner, hours * 3600, again=again, actor=f"{USER}:{person()}"
+            ),
+        )
+    except (Unavailable, OSError, ValueError) as error:
         typer.echo(f"deltaci token: {error}", err=True)
         raise typer.Exit(1) from None
     print(token)

@@ -33,21 +33,18 @@ async def set_secret(call: Call) -> api.Secret:
     secret_input: SecretInput = call.body
     secret_name, scope = str(call.params["secret"]), SecretScope(secret_input.project, secret_input.branch)
     at, caller = call.app.keys.now(), call.caller
-    return serialize_secret(
-        await call.app.disk.run(
-            lambda: call.app.secrets.set(caller.tenant, secret_name, secret_input.value, scope, by=caller.person, at=at)
-        )
+    secret = await call.app.secret_changes.set(
+        caller.tenant, secret_name, secret_input.value, scope, person=caller.person, actor=call.actor, at=at
     )
+    return serialize_secret(secret)
 
 
 async def remove_secret(call: Call) -> api.Secret:
     """Remove the secret with exactly this scope. Secrets with wider and narrower scopes remain."""
     secret_query: SecretQuery = call.query
     secret_name, scope = str(call.params["secret"]), SecretScope(secret_query.project, secret_query.branch)
-    scope.check()
-    secrets, tenant = call.app.secrets, call.caller.tenant
-    secret = await call.app.disk.run(lambda: secrets.find(tenant, secret_name, scope))
-    if secret is None or not await call.app.disk.run(lambda: secrets.remove(tenant, secret_name, scope)):
+    secret = await call.app.secret_changes.remove(call.caller.tenant, secret_name, scope, actor=call.actor)
+    if secret is None:
         raise not_found("secret of this scope:", secret_name)
     return serialize_secret(secret)
 

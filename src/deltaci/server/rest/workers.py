@@ -12,11 +12,11 @@ from deltaci.api.schemas import records as api
 from deltaci.core import worker
 from deltaci.core.attempt import Attempt
 from deltaci.core.errors import Refused
-from deltaci.core.instants import SECOND
 from deltaci.core.listing import GONE_WORKERS, WORKERS
 from deltaci.core.machine import Command
 from deltaci.core.worker import Worker
 from deltaci.fleet.incarnations import Incarnation
+from deltaci.server.auth.registration_tokens import RegistrationTokens
 from deltaci.server.rest import serializers
 from deltaci.server.rest.http.cursors import decode_position, encode_position
 from deltaci.server.rest.http.request import Call, Handler, not_found
@@ -114,10 +114,14 @@ async def _serialize(call: Call, worker_records: Sequence[Worker]) -> list[api.W
 async def make_token(call: Call) -> api.WorkerToken:
     """Create a token with which one runner of this name can register, once, for the caller's tenant."""
     token_input = call.body
-    token = call.app.signer.sign(
-        "register", token_input.name, call.caller.tenant, token_input.expires_seconds, again=token_input.again
+    tokens = RegistrationTokens(call.app.engine, call.app.store, call.app.signer)
+    token, expires_at = await tokens.issue(
+        call.caller.tenant,
+        token_input.name,
+        token_input.expires_seconds,
+        again=token_input.again,
+        actor=call.actor,
     )
-    expires_at = call.app.keys.now() + token_input.expires_seconds * SECOND
     return api.WorkerToken(name=token_input.name, token=token, expires_at=serializers.to_datetime(expires_at))
 
 

@@ -27,6 +27,7 @@ from deltaci.server.failure_rules import FailureRules
 from deltaci.server.log_index import LogIndexes
 from deltaci.server.request import Request
 from deltaci.server.rest.streams.event_streams import EventStreams
+from deltaci.server.secret_changes import SecretChanges
 from deltaci.server.secrets import Secrets
 from deltaci.server.tenants import Tenants
 from deltaci.server.test_reports import TestReports
@@ -67,6 +68,7 @@ class AppState(msgspec.Struct, frozen=True, kw_only=True):
     tenants: Tenants
     streams: EventStreams
     secrets: Secrets
+    secret_changes: SecretChanges
     failure_rules: FailureRules
     flaky: FlakyTestTracker
     test_reports: TestReports

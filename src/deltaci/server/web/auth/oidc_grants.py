@@ -107,9 +107,10 @@ class GroupGrants:
     def __init__(self, settings: OidcSettings) -> None:
         self._settings = settings
         self._groups: Final = frozenset(rule.group for rule in settings.grant)
-        self._by_tenant: dict[str, list[GrantRule]] = {}
+        self.issuer: Final = settings.issuer
+        self.by_tenant: Final[dict[str, list[GrantRule]]] = {}
         for rule in settings.grant:
-            self._by_tenant.setdefault(rule.tenant, []).append(rule)
+            self.by_tenant.setdefault(rule.tenant, []).append(rule)
 
     def person(self, claims: Mapping[str, Any]) -> str:
         """Who the claims say that somebody is; refused if that is nobody's name here, or nobody looked."""
@@ -132,7 +133,7 @@ class GroupGrants:
         listed = told if isinstance(told, list) else [told]
         groups = {ANYBODY, *(each for each in listed[:MAX_GROUPS] if isinstance(each, str))} & self._groups
         found: list[SessionGrant] = []
-        for tenant, rules in self._by_tenant.items():
+        for tenant, rules in self.by_tenant.items():
             if counting := tuple(dict.fromkeys(rule.group for rule in rules if rule.group in groups)):
                 found.append(
                     SessionGrant(
@@ -149,7 +150,7 @@ class GroupGrants:
         """Who that is, and what they may do now."""
         if grant.issuer != self._settings.short:
             raise Refused("bad_credential", "this server now trusts a different issuer; sign in again")
-        rules = _fitting(self._by_tenant.get(grant.tenant, []), grant.groups)
+        rules = _fitting(self.by_tenant.get(grant.tenant, []), grant.groups)
         if not rules:
             raise Refused("bad_credential", f"your groups no longer give you access to {grant.tenant!r}; sign in again")
         scopes = {included for rule in rules for scope in rule.scopes for included in INCLUDED[scope]}
