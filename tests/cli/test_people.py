@@ -118,3 +118,26 @@ def test_a_worker_is_drained_resumed_and_removed(terminal: Terminal, player: Pla
     assert terminal.json("workers", "list", "--gone")[0]["shutdown_reason"] == "REMOVED"
     assert "wrong_state" in terminal.refused(3, "workers", "drain", name)
     assert "not_found" in terminal.refused(3, "workers", "remove", "none", "--yes")
+
+
+def test_the_audit_log_says_who_changed_what(terminal: Terminal) -> None:
+    """Newest first, by kind, name, person and time; the hash of a key is not shown."""
+    assert terminal.text("audit", "--kind", "project") == "no administrative changes\n"
+    terminal.text("project", "add", "shop", "https://example.org/shop.git", "--description", "first")
+    terminal.text("project", "edit", "shop", "--description", "second")
+    made = terminal.json("key", "create", "bob", "--scope", "read")
+
+    lines = terminal.text("audit", "--kind", "project").splitlines()
+    [key] = terminal.json("audit", "--name", made["id"])
+
+    assert len(lines) == 3
+    assert "updated" in lines[1]
+    assert "description: first → second" in terminal.text("audit", "--kind", "project", COLUMNS="300")
+    assert (key["action"], key["kind"], key["after"]["person"], key["is_sealed_changed"]) == (
+        *("created", "key", "bob"),
+        True,
+    )
+    assert terminal.json("audit", "--actor", "nobody") == terminal.json("audit", "--since", "2100-01-01") == []
+    assert len(terminal.json("audit", "--limit", "1")) == 1
+    weak = terminal.json("key", "create", "eve", "--scope", "run")["token"]
+    assert "missing_scope" in terminal.refused(4, "audit", DELTACI_KEY=weak)

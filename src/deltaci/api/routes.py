@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from deltaci.api.schemas import audit as api_audit
 from deltaci.api.schemas import failures as api_failures
 from deltaci.api.schemas import history as api_history
 from deltaci.api.schemas import inputs as api_input
@@ -437,6 +438,12 @@ ROUTES: Final[tuple[Route, ...]] = (
         method="DELETE", path="/secrets/{secret}", id="removeSecret", required_scope="admin",
         summary="delete the secret with exactly this scope",
         query=api_input.SecretQuery, response=api.Secret, codes=("not_found", "stale_version"),
+    ),
+    # -- the administrative log
+    Route(
+        method="GET", path="/audit", id="listAudit", required_scope="admin",
+        summary="list changes of keys, projects, secrets, workers and other administrative objects, newest first",
+        query=api_audit.AuditQuery, response=api_audit.AuditPage,
     ),
     # -- failures
     Route(

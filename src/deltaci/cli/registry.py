@@ -50,6 +50,7 @@ COMMANDS: Final = {
     "project": CommandEntry("project", PEOPLE, "Add, list, edit and remove projects (repositories)."),
     "workers": CommandEntry("workers", PEOPLE, "List, drain, resume and remove workers, and add new ones."),
     "key": CommandEntry("key", PEOPLE, "Create, list and revoke API keys."),
+    "audit": CommandEntry("audit", PEOPLE, "List changes of keys, projects, secrets, workers and so on."),
     "whoami": CommandEntry("me", PEOPLE, "Show your identity on the server and your permissions."),
     "tenant": CommandEntry("me", PEOPLE, "Show and set the quotas of a tenant."),
     "web": CommandEntry(

@@ -217,6 +217,8 @@ class AsyncClient:
     tenant = async_call_method(calls.tenant)
     set_quotas = async_call_method(calls.set_quotas)
     iter_workers = async_stream_method(operations.iter_workers)
+    audit = async_call_method(calls.audit)
+    iter_audit = async_stream_method(operations.iter_audit)
     iter_keys = async_stream_method(operations.iter_keys)
     iter_secrets = async_stream_method(operations.iter_secrets)
     iter_flaky = async_stream_method(operations.iter_flaky)

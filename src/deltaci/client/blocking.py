@@ -216,6 +216,8 @@ class Client:
     tenant = call_method(calls.tenant)
     set_quotas = call_method(calls.set_quotas)
     iter_workers = stream_method(operations.iter_workers)
+    audit = call_method(calls.audit)
+    iter_audit = stream_method(operations.iter_audit)
     iter_keys = stream_method(operations.iter_keys)
     iter_secrets = stream_method(operations.iter_secrets)
     iter_flaky = stream_method(operations.iter_flaky)

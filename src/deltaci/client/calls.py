@@ -14,6 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from deltaci.api.routes import IDEMPOTENCY_HEADER, LAST_EVENT_HEADER, MAX_KEY_CHARS, ROOT, ROUTES, Route
+from deltaci.api.schemas import audit as api_audit
 from deltaci.api.schemas import failures as api_failures
 from deltaci.api.schemas import inputs as api_input
 from deltaci.api.schemas import logs as api_logs
@@ -363,6 +364,20 @@ def changes(
 ) -> Call[api_projects.ChangePage]:
     """Return a page of changes (pushes, pull requests and others), the newest first."""
     return _call("listChanges", api_projects.ChangePage, query={"project": project, "limit": limit, "cursor": cursor})
+
+
+def audit(
+    *,
+    kind: str | None = None,
+    name: str | None = None,
+    actor: str | None = None,
+    since: datetime | None = None,
+    limit: int = api_input.DEFAULT_PAGE,
+    cursor: str = "",
+) -> Call[api_audit.AuditPage]:
+    """Return a page of the administrative log, the newest event first."""
+    query = {"kind": kind, "name": name, "actor": actor, "since": since, "limit": limit, "cursor": cursor}
+    return _call("listAudit", api_audit.AuditPage, query=query)
 
 
 def change(change_id: str) -> Call[api_projects.Change]:

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from deltaci.api.schemas import audit as api_audit
 from deltaci.api.schemas import failures as api_failures
 from deltaci.api.schemas import projects as api_projects
 from deltaci.api.schemas import records as api
@@ -154,6 +155,16 @@ def iter_deliveries(project: str) -> StreamOperation[api_projects.Delivery]:
     """Yield the webhook deliveries to a project, the newest first."""
     yield from _pages(
         lambda cursor: calls.deliveries(project, limit=MAX_PAGE, cursor=cursor), lambda page: page.deliveries
+    )
+
+
+def iter_audit(
+    *, kind: str | None = None, name: str | None = None, actor: str | None = None, since: datetime | None = None
+) -> StreamOperation[api_audit.AuditEvent]:
+    """Yield all changes of administrative objects that match all given filters, the newest first."""
+    yield from _pages(
+        lambda cursor: calls.audit(kind=kind, name=name, actor=actor, since=since, limit=MAX_PAGE, cursor=cursor),
+        lambda page: page.events,
     )
 
 

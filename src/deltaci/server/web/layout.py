@@ -48,6 +48,7 @@ ENTRIES: Final = (
     ("Templates", "/templates", "t", "read"),
     ("Secrets", "/secrets", "e", "admin"),
     ("Keys", "/keys", "k", "admin"),
+    ("Audit", "/audit", "a", "admin"),
 )
 SHORTCUTS: Final = (
     ("?", "show this list"),

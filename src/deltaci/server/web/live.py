@@ -12,7 +12,7 @@ from typing import Final
 from deltaci.api.schemas.records import Run
 from deltaci.server.request import Send
 from deltaci.server.rest.http.streaming import ClientDisconnected, ResponseStream, open_response
-from deltaci.server.rest.streams.event_streams import Subscription
+from deltaci.server.rest.streams.event_streams import ADMINISTRATION, Subscription
 from deltaci.server.rest.streams.live import HEADERS
 from deltaci.server.web.page_request import EventStream, PageRequest
 from deltaci.storage.port import Unavailable
@@ -45,7 +45,8 @@ class ChangeStream:
         """Until whoever looks is gone, is no longer let in, or the server ends."""
         visit = self._visit
         async with open_response(send, visit.request) as out:
-            with visit.parts.streams.subscribe(visit.who.tenant, 0, self._run_id) as subscription:
+            channel = self._run_id or (ADMINISTRATION if "admin" in visit.who.scopes else "")
+            with visit.parts.streams.subscribe(visit.who.tenant, 0, channel) as subscription:
                 out.on_disconnect(subscription.wake)
                 try:
                     await subscription.skip_all()

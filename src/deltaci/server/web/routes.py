@@ -11,7 +11,19 @@ from deltaci.server.web import live
 from deltaci.server.web.auth import login, tenant_switch
 from deltaci.server.web.page_request import PageRequest, PageResponse, Redirect
 from deltaci.server.web.page_route import PageRoute
-from deltaci.server.web.views import job, keys, projects, queue, run, runs, secrets, templates, workers, workstreams
+from deltaci.server.web.views import (
+    audit,
+    job,
+    keys,
+    projects,
+    queue,
+    run,
+    runs,
+    secrets,
+    templates,
+    workers,
+    workstreams,
+)
 
 
 class RouteMatch(msgspec.Struct, frozen=True):
@@ -40,6 +52,7 @@ PAGES: Final[tuple[PageRoute, ...]] = (
     *templates.PAGES,
     *secrets.PAGES,
     *keys.PAGES,
+    *audit.PAGES,
 )
 
 MAX_PATH_CHARS: Final = 2000  # Nothing of ours is longer, and what is looked for is remembered.

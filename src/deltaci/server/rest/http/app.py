@@ -24,6 +24,7 @@ from deltaci.server.auth.callers import Caller
 from deltaci.server.errors import HttpError, http_error
 from deltaci.server.request import Receive, Request, Scope, Send
 from deltaci.server.rest import (
+    audit,
     changes,
     explain,
     failures,
@@ -64,6 +65,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     **workers.HANDLERS,
     **keys.HANDLERS,
     **secrets.HANDLERS,
+    **audit.HANDLERS,
     **failures.HANDLERS,
     **projects.HANDLERS,
     **changes.HANDLERS,
