@@ -94,7 +94,7 @@ def test_two_attempts_side_by_side(ada: Person, house: House) -> None:
     page.get_by_role("link", name="Compare").click()
 
     first, second = page.locator("#attempt-1"), page.locator("#attempt-2")
-    expect(first).to_contain_text("INFRA by the rule network, retryable")
+    expect(first).to_contain_text("INFRA by the rule network:names, retryable")
     expect(first).to_contain_text("6 in if")
     expect(first.locator(".log-row.selected")).to_contain_text("Could not resolve host")
     expect(second.get_by_role("button", name=re.compile("succeeded"))).to_be_visible()
