@@ -295,7 +295,7 @@ def test_an_exported_event_has_the_fields_of_the_page(histories: Histories, scen
             *("seq", "at", "tenant", "entity", "entity_id", "run_id", "from", "to", "trigger", "actor"),
             *("severity", "request_id", "rev", "metadata"),
         ]
-        assert event["from"] is not None or event["entity"] in ("run", "job", "lease", "worker")
+        assert event["from"] is not None or event["entity"] in ("run", "job", "lease", "worker", "resource")
     assert [event["seq"] for event in events] == sorted(event["seq"] for event in events)
     assert [event["at"] for event in events] == sorted(event["at"] for event in events)
 
@@ -345,6 +345,7 @@ TRIGGERS = {
         *("registered", "registration_complete", "task_assigned", "task_completed", "shutdown_requested"),
         *("drained", "quarantined", "resumed", "capabilities_registered"),
     },
+    "resource": {"created", "updated", "deleted", "imported"},
 }
 
 

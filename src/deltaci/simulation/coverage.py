@@ -10,11 +10,13 @@ from typing import Final
 
 from deltaci.core import lease
 from deltaci.core.decide import MACHINES
+from deltaci.core.events import RESOURCE
 from deltaci.simulation.checker.transitions import Edge
 
 ALL_EDGES: Final[frozenset[Edge]] = frozenset(
     (machine.name, rule.source or None, to.state, to.trigger)
     for machine in MACHINES.values()
+    if machine.name != RESOURCE  # Histories change no administrative objects.
     for rule in machine.rules
     for to in rule.targets
 ) | frozenset(("lease", rule.source or None, to.state, "") for rule in lease.MACHINE.rules for to in rule.targets)
