@@ -15,7 +15,7 @@ from deltaci.core.decide import Decision, Plan
 from deltaci.core.errors import Refused
 from deltaci.core.run import Run
 from deltaci.engine.engine import ClaimedAttempt
-from tests.contract.backends import Backend, Server, new_attempt, on_loop, runner_message
+from tests.contract.backends import Backend, Server, in_memory, new_attempt, on_loop, refused, runner_message
 from tests.support.lab import TENANT, Lease, gate, task
 
 JOBS: Final = 200
@@ -160,6 +160,41 @@ async def test_a_repeat_is_not_answered_from_the_cache(backend: Backend) -> None
 
         assert again.record == done
         assert again.events == []
+
+
+@in_memory
+@on_loop
+async def test_a_timer_in_its_batch_does_not_let_a_stale_heartbeat_count(backend: Backend) -> None:
+    """The timer loaded the newer record, whose version then guarded the write of the older one."""
+    async with backend.server() as one, backend.server() as two:
+        lease = await one.running("a")
+        rev_before = (await one.find("a", Attempt)).rev
+        backend.after(60)  # The stored due time, the end of the accept window, has passed; the lease has not ended.
+        await two.send(attempt.Extend, lease)
+
+        await asyncio.gather(one.send(attempt.Extend, lease), one.engine.tick())
+
+        assert [event.rev for event in await two.log(entity_id="a")] == list(range(1, rev_before + 3))
+        await two.verified()
+
+
+@in_memory
+@on_loop
+async def test_a_claim_in_its_batch_does_not_let_a_stale_heartbeat_count(backend: Backend) -> None:
+    """The claim found the attempt, which its first worker had handed back to another server."""
+    async with backend.server() as one, backend.server() as two:
+        lease = await one.running("a")
+        await two.do(attempt.Stall(id="a", reason=attempt.HANDED_BACK))
+
+        refusal, claimed = await asyncio.gather(
+            refused(one.send(attempt.Extend, lease)), one.claim("w2"), return_exceptions=True
+        )
+
+        assert isinstance(refusal, Refused), refusal
+        assert refusal.code == "stale_lease"
+        assert isinstance(claimed, list), claimed
+        assert [grant.attempt.lease.worker_id for grant in claimed if grant.attempt.lease] == ["w2"]
+        await two.verified()
 
 
 @on_loop

@@ -175,7 +175,7 @@ class _EqualToEverything:
 @fault
 def cache_is_kept_after_a_conflict() -> Iterator[None]:
     """Cached records are not reloaded after a conflict with another server."""
-    with patched((Shard, "_clear_cache", lambda self: None), (Shard, "_evict_stale", lambda self, id, changed: False)):
+    with patched((Shard, "_clear_cache", lambda self: None), (Shard, "_evict_stale", lambda self, id: False)):
         yield
 
 
@@ -238,8 +238,8 @@ def timers_are_not_rearmed() -> Iterator[None]:
     """The timer of a renewed lease is not set again."""
     real = Shard._run_due
 
-    def tick(self: Shard, tick: Any, now: int, changed: Any, events: Any, rearmed: Any) -> Any:
-        answer = yield from real(self, tick, now, changed, events, rearmed)
+    def tick(self: Shard, tick: Any, now: int, events: Any, rearmed: Any) -> Any:
+        answer = yield from real(self, tick, now, events, rearmed)
         rearmed.update(dict.fromkeys(rearmed))
         return answer
 

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -102,6 +102,7 @@ class Shard:
         self._unit_of_work = UnitOfWork()
         self._stored_columns: dict[str, tuple[int, int | None]] = {}  # Version and due time of each cached record.
         self._loaded_ids: set[str] = set()  # Read from the store during this batch.
+        self._changed: dict[str, Record] = {}  # The records that this batch has changed so far, by id.
         self._granted_count = 0
         self._requested_counts: dict[PoolKey, int] = {}
         self._limited_tenants = limited_tenants  # Tenants whose last claim had a limit; shared by all shards.
@@ -228,6 +229,7 @@ class Shard:
         if len(self._stored_columns) > MAX_CACHED:
             self._clear_cache()
         self._loaded_ids.clear()
+        self._changed = {}
         self._repeats = Repeats()
         self._granted_count, self._requested_counts, self._pools = 0, {}, {}
         required_ids: set[str] = set()
@@ -259,36 +261,35 @@ class Shard:
             yield from self._repeats.recall(identified, self._unit_of_work)
         now = self._clock.read(store_now)
         events: list[Event] = []
-        changed: dict[str, Record] = {}
         due_times: dict[str, int | None] = {}
         responses: list[Response] = []
         for request in requests:
             if isinstance(request, Command):
-                decision = self._try_decide(request, now, changed, events)
-                responses.append(decision or (yield from self._decide(request, now, changed, events)))
+                decision = self._try_decide(request, now, events)
+                responses.append(decision or (yield from self._decide(request, now, events)))
             elif isinstance(request, Claim):
-                responses.append((yield from self._claim(request, now, ready, changed, events)))
+                responses.append((yield from self._claim(request, now, ready, events)))
             else:
-                responses.append((yield from self._run_due(request, now, changed, events, due_times)))
-        puts = [self._put_changed(record, due_times) for record in changed.values()]
-        puts += [self._put_due_time(id, due_at) for id, due_at in due_times.items() if id not in changed]
+                responses.append((yield from self._run_due(request, now, events, due_times)))
+        puts = [self._put_changed(record, due_times) for record in self._changed.values()]
+        puts += [self._put_due_time(id, due_at) for id, due_at in due_times.items() if id not in self._changed]
         if puts:
-            yield self._write_of(puts, changed, events)
+            yield self._write_of(puts, events)
             for put in puts:
                 self._update_cache(put)
         self._evict_uncacheable()
         self._clock.advance_to(self._unit_of_work.latest_at)
         return responses
 
-    def _write_of(self, puts: list[Put], changed: Mapping[str, Record], events: list[Event]) -> Write:
+    def _write_of(self, puts: list[Put], events: list[Event]) -> Write:
         """Return the request that writes a batch, with all that follows from its changed records."""
-        others = [record for record in changed.values() if type(record) is not Attempt]
+        others = [record for record in self._changed.values() if type(record) is not Attempt]
         return Write(
             puts,
             events,
             is_last=True,
             list_changes=batch_list_changes(others, events),
-            freed_tenants=freed_tenants(changed.values(), self._limited_tenants),
+            freed_tenants=freed_tenants(self._changed.values(), self._limited_tenants),
             moved_requests=self._repeats.moved_requests,
             claim_grants=self._repeats.claim_grants,
             job_results=ended_job_results(others, self._unit_of_work.records),
@@ -297,13 +298,17 @@ class Shard:
     def _cache_loaded(self, stored_records: list[StoredRecord], required_ids: Iterable[str] = ()) -> list[StoredRecord]:
         """Cache the records that were loaded from the store, and return them.
 
-        Remember, for this batch, that the ids in `required_ids` that were not loaded have no record.
+        Remember, for this batch, that the ids in `required_ids` that were not loaded have no record. Raises `Conflict`
+        if this batch has changed one of the records from an older version: with the loaded version, the guard of the
+        write would no longer notice that.
         """
         records = self._unit_of_work.records
         for stored_record in stored_records:
             id = stored_record.record.id
             self._loaded_ids.add(id)
             if id not in self._stored_columns or self._stored_columns[id][0] < stored_record.version:
+                if id in self._changed:
+                    raise Conflict((id,))
                 records[id] = stored_record.record
                 self._stored_columns[id] = (stored_record.version, stored_record.due_at)
             if isinstance(stored_record.record, UnreadableRecord):
@@ -327,9 +332,7 @@ class Shard:
         self._unit_of_work.job_ids.clear()
         self._unit_of_work.tenants_with_workers.clear()
 
-    def _try_decide(
-        self, command: Command, now: int, changed: dict[str, Record], events: list[Event]
-    ) -> Decision | None:
+    def _try_decide(self, command: Command, now: int, events: list[Event]) -> Decision | None:
         """Return the decision in the common case: all records are loaded and the command changes something.
 
         Otherwise return None; `_decide` then handles the command.
@@ -340,13 +343,11 @@ class Shard:
             return None
         if not decision.changed:
             return None
-        changed.update(decision.changed)
+        self._changed.update(decision.changed)
         events += decision.events
         return decision
 
-    def _decide(
-        self, command: Command, now: int, changed: dict[str, Record], events: list[Event]
-    ) -> Transaction[Decision | Refused]:
+    def _decide(self, command: Command, now: int, events: list[Event]) -> Transaction[Decision | Refused]:
         """Decide a command and return the decision or the refusal.
 
         Load the records that it turns out to need. Before a refusal, or a decision without changes, read stale cached
@@ -365,23 +366,23 @@ class Shard:
                 yield from self._load_missing(not_loaded, run_id)
                 continue
             except Refused as refused:
-                if self._evict_stale(command.id, changed):
+                if self._evict_stale(command.id):
                     continue
                 return unreadable_refusal(self._unit_of_work.records.get(command.id)) or refused
             except InvariantBroken:
                 # Cached records that another server has changed do not fit those that were just loaded.
-                if self._evict_stale("", changed):
+                if self._evict_stale(""):
                     continue
                 raise
             if not decision.changed:
-                if self._evict_stale(command.id, changed):
+                if self._evict_stale(command.id):
                     continue
                 return unreadable_refusal(decision.record) or decision
-            changed.update(decision.changed)
+            self._changed.update(decision.changed)
             events += decision.events
             return decision
 
-    def _evict_stale(self, id: str, changed: dict[str, Record]) -> bool:
+    def _evict_stale(self, id: str) -> bool:
         """Evict cached records that were not read from the store in this batch. Return whether there were any.
 
         If so, the caller decides again. A write is guarded by its version. A refusal or a repeat writes nothing, so it
@@ -389,12 +390,12 @@ class Shard:
         """
         record = self._unit_of_work.records.get(id)
         if is_queue_attempt(record):
-            stale_ids = [id] if id not in self._loaded_ids and id not in changed else []
+            stale_ids = [id] if id not in self._loaded_ids and id not in self._changed else []
         else:
             stale_ids = [
                 cached_id
                 for cached_id in self._stored_columns
-                if cached_id not in self._loaded_ids and cached_id not in changed
+                if cached_id not in self._loaded_ids and cached_id not in self._changed
             ]
         for stale_id in stale_ids:
             self._unit_of_work.records.pop(stale_id, None)
@@ -498,14 +499,14 @@ class Shard:
         return isinstance(record, Attempt) and ready_at(record) is not None
 
     def _claim(
-        self, claim: Claim, now: int, ready: list[StoredRecord] | None, changed: dict[str, Record], events: list[Event]
+        self, claim: Claim, now: int, ready: list[StoredRecord] | None, events: list[Event]
     ) -> Transaction[ClaimResult | Refused]:
         """Grant ready attempts for the claim, up to its limit. Return them, and the skipped attempts.
 
         For a repeated claim, return the response to the first one.
         """
         if claim.request_id and (grants := (yield from self._repeats.find_grants(claim))):
-            return (yield from self._repeat_claim(claim, grants, now, changed))
+            return (yield from self._repeat_claim(claim, grants, now))
         limit = self._remaining_limit(claim)
         if not limit:
             return ClaimResult([])
@@ -538,7 +539,7 @@ class Shard:
                 may_have_more = True
                 continue
             lease_secret = secret_hex[len(claimed) * SECRET_BYTES * 2 : (len(claimed) + 1) * SECRET_BYTES * 2]
-            claimed_attempt = yield from self._grant(record, claim, lease_secret, now, changed, events)
+            claimed_attempt = yield from self._grant(record, claim, lease_secret, now, events)
             if claimed_attempt is None:
                 skipped_attempts.append(stored_record)
                 continue
@@ -553,9 +554,7 @@ class Shard:
             self._repeats.add_grants(claim, claimed)
         return ClaimResult(claimed, bool(skipped_attempts), skipped_queue_keys(skipped_attempts))
 
-    def _repeat_claim(
-        self, claim: Claim, grants: Sequence[ClaimGrant], now: int, changed: dict[str, Record]
-    ) -> Transaction[ClaimResult | Refused]:
+    def _repeat_claim(self, claim: Claim, grants: Sequence[ClaimGrant], now: int) -> Transaction[ClaimResult | Refused]:
         """Return those of the leases that are still live. If none is, return why not."""
         refusal: Refused = StaleLease(
             "UNKNOWN_LEASE", f"claim {claim.request_id!r} cannot be repeated; use a new request_id"
@@ -563,7 +562,7 @@ class Shard:
         derive_lease_secret = claim.derive_lease_secret or self._derive_lease_secret
         if derive_lease_secret is None:
             return refusal
-        attempt_ids = tuple(grant.attempt_id for grant in grants if grant.attempt_id not in changed)
+        attempt_ids = tuple(grant.attempt_id for grant in grants if grant.attempt_id not in self._changed)
         for id in attempt_ids:  # Another server may have changed them.
             self._unit_of_work.records.pop(id, None)
             self._stored_columns.pop(id, None)
@@ -596,7 +595,6 @@ class Shard:
         claim: Claim,
         secret: str,
         now: int,
-        changed: dict[str, Record],
         events: list[Event],
     ) -> Transaction[ClaimedAttempt | None]:
         """Grant a lease of the attempt to the claiming worker, and start the attempt if the claim asks for it.
@@ -622,9 +620,9 @@ class Shard:
             salt=salt,
             starts=claim.start_immediately,
         )
-        decision: Decision | Refused | None = self._try_decide(grant_command, now, changed, events)
+        decision: Decision | Refused | None = self._try_decide(grant_command, now, events)
         if decision is None:
-            decision = yield from self._decide(grant_command, now, changed, events)
+            decision = yield from self._decide(grant_command, now, events)
         if isinstance(decision, Decision) and isinstance(decision.record, Attempt):
             return ClaimedAttempt(decision.record, lease_id)
         return None
@@ -633,7 +631,6 @@ class Shard:
         self,
         tick: Tick,
         now: int,
-        changed: dict[str, Record],
         events: list[Event],
         due_times: dict[str, int | None],
     ) -> Transaction[int]:
@@ -646,7 +643,7 @@ class Shard:
             next_deadline = self._next_due(id)
             if next_deadline is not None and next_deadline[0] <= now:
                 try:
-                    yield from self._decide(next_deadline[1](id=id), now, changed, events)
+                    yield from self._decide(next_deadline[1](id=id), now, events)
                 except InvariantBroken:
                     # An internal error of this record only: the deadlines of the others are still carried out.
                     LOGGER.exception("what is due for %s cannot be carried out; it is tried again later", id)
