@@ -178,6 +178,19 @@ def test_a_stale_or_repeated_message_does_not_recover_a_worker() -> None:
     lab.verified()
 
 
+@pytest.mark.proves("WST-KI2", "MOD-12")
+def test_a_message_of_a_task_that_is_being_stopped_writes_its_worker() -> None:
+    """Only the guard of this write shows that another server found the worker unresponsive at the same time."""
+    lab, (granted,) = busy("a")
+    lab.do(CancelJob(id="r1/a", actor="user:ada"))
+    worker_before = lab.worker_record("w1")
+
+    decision = lab.do(lab.message(attempt.Heartbeat, granted))
+
+    assert [event.entity_id for event in decision.events] == ["r1/a.1"]
+    assert decision.changed["w1"] == worker_before
+
+
 # -- silence while a task is being stopped
 
 

@@ -370,7 +370,8 @@ def _expand_message(unit: UnitOfWork, command: attempt.LeasedCommand) -> Iterabl
     """Return the message, after a command that recovers its worker if that is unresponsive.
 
     The worker is loaded only if it may be unresponsive: when it became so, its leases were marked for reassignment,
-    except those of attempts with a requested cancel.
+    except those of attempts with a requested cancel. A loaded worker is written even if the message does not change it,
+    so that the message is decided again if another server finds the worker unresponsive meanwhile.
     """
     existing = unit.find(command.id)
     if not isinstance(existing, attempt.Attempt):
@@ -382,7 +383,10 @@ def _expand_message(unit: UnitOfWork, command: attempt.LeasedCommand) -> Iterabl
     if is_late or is_repeat(existing, command):
         return (command,)
     sender = unit.worker(command.actor.partition(":")[2])
-    if sender is None or not worker.is_unresponsive(sender):
+    if sender is None:
+        return (command,)
+    if not worker.is_unresponsive(sender):
+        unit.put(sender)
         return (command,)
     return worker.Recover(id=sender.id, actor=command.actor), command
 
