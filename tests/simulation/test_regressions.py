@@ -92,3 +92,16 @@ def test_a_job_ends_with_its_lease_without_runner_and_keeper(seed: int, invarian
         assert Simulation(scenario).run().invariant in invariants
 
     check_legal(scenario)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(3864, id="a-message-counts-while-another-server-finds-its-worker-unresponsive"),
+        pytest.param(4033, id="a-timer-hides-that-a-heartbeat-was-decided-from-an-old-record"),
+        pytest.param(4044, id="a-step-begins-while-its-machine-is-waking-up"),
+    ],
+)
+def test_what_two_servers_or_a_waking_machine_do_at_once(seed: int) -> None:
+    """The first two were mistakes of the write path. In the third one the simulated machine recorded a step twice."""
+    check_legal(draw_scenario(4_000_000 + seed, hours=6.0))

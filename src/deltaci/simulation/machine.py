@@ -337,9 +337,8 @@ class SimCell:
         return self._machine.leases.get(self.handle.marker, UNKNOWN_LEASE)
 
     def _record_resume(self) -> None:
-        """Record that the step runs again, unless it has ended since."""
-        if self.handle.marker in self._machine.running:
-            self._machine.executions.record_start(*self._lease, self._machine.name)
+        """Record that the step runs again."""
+        self._machine.executions.record_start(*self._lease, self._machine.name)
 
     def _time_out(self) -> None:
         self._end(None, TERMINATED, is_timed_out=True)
@@ -354,6 +353,8 @@ class SimCell:
         if machine.running.pop(marker, None) is None or self._exit_future is None:
             return
         self._timer.cancel()
+        if self._resumed_timer is not None:  # Otherwise it would record the next step of the cell a second time.
+            self._resumed_timer.cancel()
         machine.executions.record_end(*self._lease, machine.name, exit_code, is_rule=self._is_rule)
         if not self._exit_future.done():
             self._exit_future.set_result((exit_code, signal_number, is_timed_out))
