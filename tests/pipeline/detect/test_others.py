@@ -191,6 +191,18 @@ def test_a_project_that_refers_to_a_sibling_folder_always_runs() -> None:
     assert path_filters == {"a-build": None, "b-build": ("b/**", "*")}
 
 
+@pytest.mark.parametrize(("native_folder", "node_folder"), [("a", "b"), ("b", "a")])
+def test_projects_beside_each_other_are_found_in_any_order(native_folder: str, node_folder: str) -> None:
+    """Only a project inside another one may belong to it, whatever the names of the folders are."""
+    files = {
+        f"{native_folder}/CMakeLists.txt": "project(x)\n",
+        f"{native_folder}/x.c": "",
+        f"{node_folder}/package.json": package({"test": "jest"}),
+    }
+
+    assert jobs(files).keys() == {f"{native_folder}-build", f"{node_folder}-test"}
+
+
 def test_a_project_inside_another_one_is_a_guess_unless_its_folder_is_a_usual_one() -> None:
     """It may be a part of the outer project."""
     files = GO | {"weird/package.json": package({"test": "jest"}), "ui/package.json": package({"test": "jest"})}

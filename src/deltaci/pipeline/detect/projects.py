@@ -135,7 +135,7 @@ def _projects_in_folder(tree: Tree, folder_path: str, projects_before: list[Proj
     folder = Folder(tree, folder_path)
     projects = [project for find_project in ECOSYSTEMS if (project := find_project(folder)) is not None]
     projects += others.find_all(folder)
-    has_outer_project = any(project.drafts for project in projects_before)
+    has_outer_project = any(project.drafts and _is_inside(folder_path, project.folder) for project in projects_before)
     is_packaged = any(project.ecosystem == "python" and _has_job_for(project, "build") for project in projects)
     native_project = native.find(folder) if not is_packaged and (not folder_path or not has_outer_project) else None
     if not folder_path and (native_project or tasks.read_task_file(folder)):
