@@ -151,15 +151,23 @@ def _refine(phases: list[Phase], report: Any) -> list[Phase]:
     execution_phases = phases[first_index:]
     if not execution_phases or execution_phases[-1].end is None:
         return phases
-    start, end, attempt_index = execution_phases[0].start, execution_phases[-1].end, execution_phases[0].attempt_index
+    logged_start, logged_end, attempt_index = (
+        execution_phases[0].start,
+        execution_phases[-1].end,
+        execution_phases[0].attempt_index,
+    )
     timings = report.get("timings") if isinstance(report, dict) else None
     reported_start, reported_end = (_reported_time(timings, phase_name) for phase_name in ("started_at", "finished_at"))
-    if reported_start is None or reported_end is None or not start <= reported_start <= reported_end <= end:
+    if (
+        reported_start is None
+        or reported_end is None
+        or not logged_start <= reported_start <= reported_end <= logged_end
+    ):
         return phases
     bounds = (
-        (STARTING, start, reported_start),
+        (STARTING, logged_start, reported_start),
         (RUNNING, reported_start, reported_end),
-        (UPLOADING, reported_end, end),
+        (UPLOADING, reported_end, logged_end),
     )
     return [
         *phases[:first_index],

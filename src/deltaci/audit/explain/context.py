@@ -55,7 +55,10 @@ class ExplainContext:
         ]
 
     def last_event(self, record_id: str, *triggers: str) -> Event | None:
-        """Return the record's last event with one of the triggers or, if none is given, its last change of state."""
+        """Return the record's last event with one of the triggers or, if none is given, its last change of state.
+
+        None if it has no such event.
+        """
         for event in reversed(self.events_by_id.get(record_id, ())):
             if event.trigger in triggers if triggers else event.from_ != event.to:
                 return event

@@ -26,9 +26,10 @@ MAX_LINKS: Final = 5  # How many jobs of a chain are named.
 
 POSITION: Final = "position"
 RUNNING: Final = "running"
-# If a job waits for several others, the heaviest wait is explained first: those that need a person come before others.
-_DEFAULT_WEIGHT: Final = 1
-_WEIGHTS: Final = {
+# If a job waits for several others, the most urgent wait is explained first: those that need a person come before
+# others.
+_DEFAULT_URGENCY: Final = 1
+_URGENCIES: Final = {
     RUNNING: 0,
     waits_for_workers.BUSY: 2,
     waits_for_workers.CLAIMABLE: 2,
@@ -46,12 +47,13 @@ _WEIGHTS: Final = {
 def attempt_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     """Return clauses that say why the attempt makes no progress; empty while it runs and after its end."""
     if attempt.reassign_at:
-        return _silent_waits(context, attempt)
+        return _silent_worker_clauses(context, attempt)
     explain = _ATTEMPT_WAITS.get(attempt.state)
     return explain(context, attempt) if explain is not None else []
 
 
-def _silent_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
+def _silent_worker_clauses(context: ExplainContext, attempt: Attempt) -> list[Clause]:
+    """Return the clause that the attempt's worker sends no heartbeats, and when its lease ends."""
     lease = attempt.lease
     if lease is None:
         return []
@@ -64,7 +66,7 @@ def _silent_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     return [Clause("worker_silent", text, attempt.id, event, advice)]
 
 
-def _queued_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
+def _queued_clauses(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     event = context.last_event(attempt.id)
     clause = waits_for_workers.worker_clause(context, attempt)
     clause = Clause(clause.code, clause.text, clause.about or attempt.id, event, clause.details)
@@ -114,7 +116,7 @@ def _group_clause(context: ExplainContext, attempt: Attempt, holder_id: str) -> 
     return Clause("waiting_for_group", text, job_id, event, "It is claimed when that job has ended.")
 
 
-def _leased_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
+def _unaccepted_lease_clauses(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     lease = attempt.lease
     if lease is None:
         return []
@@ -125,9 +127,9 @@ def _leased_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     return [Clause("waiting_for_acceptance", text, attempt.id, context.last_event(attempt.id))]
 
 
-def _stale_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
+def _stale_clauses(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     if not attempt.is_lost_too_often:
-        return _queued_waits(context, attempt)
+        return _queued_clauses(context, attempt)
     event = context.last_event(attempt.id)  # Stalled by an older version, which did not fail it.
     lease = attempt.ended_lease
     by_actor = f" by {actor_name(event.actor)}" if event is not None else ""
@@ -140,7 +142,7 @@ def _stale_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     return [Clause("stalled", text, attempt.id, event, "Requeue it: it was lost too often and will fail.")]
 
 
-def _stopping_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
+def _stopping_clauses(context: ExplainContext, attempt: Attempt) -> list[Clause]:
     event = context.last_event(attempt.id, "cancel_requested")
     text = f"is being stopped{outcomes.stop_cause(context, attempt)}"
     next_deadline = timers.next_due(attempt)
@@ -152,10 +154,10 @@ def _stopping_waits(context: ExplainContext, attempt: Attempt) -> list[Clause]:
 
 
 _ATTEMPT_WAITS: Final[dict[str, Callable[[ExplainContext, Attempt], list[Clause]]]] = {
-    core_attempt.QUEUED: _queued_waits,
-    core_attempt.LEASED: _leased_waits,
-    core_attempt.STALE: _stale_waits,
-    core_attempt.CANCEL_REQUESTED: _stopping_waits,
+    core_attempt.QUEUED: _queued_clauses,
+    core_attempt.LEASED: _unaccepted_lease_clauses,
+    core_attempt.STALE: _stale_clauses,
+    core_attempt.CANCEL_REQUESTED: _stopping_clauses,
 }
 
 
@@ -269,11 +271,11 @@ def is_running(context: ExplainContext, job: Job) -> bool:
 class _WaitChain(msgspec.Struct, frozen=True):
     """The path from a waiting job to the job that explains its wait (`root_id`).
 
-    At each step it continues to the blocking job with the greatest weight. `weight` ranks the root's reason, `next_id`
-    is the next job on the path, and `length` is the number of steps.
+    At each step it continues to the blocking job with the greatest urgency. `urgency` is that of the root's reason,
+    `next_id` is the next job on the path, and `length` is the number of steps.
     """
 
-    weight: int
+    urgency: int
     root_id: str
     next_id: str = ""
     length: int = 0
@@ -308,20 +310,20 @@ def _wait_chains(context: ExplainContext, unsatisfied_job_by_id: dict[str, Job],
     while stack:
         visited_job, is_leaving = stack.pop()
         if is_leaving:
-            # Of equal weights the first in the order of the plan.
-            heaviest_blocker = max(
-                blocking_jobs_by_id[visited_job.id], key=lambda blocker: chain_by_id[blocker.id].weight, default=None
+            # Of equal urgencies the first in the order of the plan.
+            most_urgent_blocker = max(
+                blocking_jobs_by_id[visited_job.id], key=lambda blocker: chain_by_id[blocker.id].urgency, default=None
             )
-            if heaviest_blocker is not None:
-                next_chain = chain_by_id[heaviest_blocker.id]
+            if most_urgent_blocker is not None:
+                next_chain = chain_by_id[most_urgent_blocker.id]
                 chain_by_id[visited_job.id] = _WaitChain(
-                    next_chain.weight, next_chain.root_id, heaviest_blocker.id, next_chain.length + 1
+                    next_chain.urgency, next_chain.root_id, most_urgent_blocker.id, next_chain.length + 1
                 )
         elif visited_job.id in chain_by_id:
             continue
         elif visited_job.state != core_job.PENDING:
-            weight = _WEIGHTS.get(root_clause(context, visited_job).code, _DEFAULT_WEIGHT)
-            chain_by_id[visited_job.id] = _WaitChain(weight, visited_job.id)
+            urgency = _URGENCIES.get(root_clause(context, visited_job).code, _DEFAULT_URGENCY)
+            chain_by_id[visited_job.id] = _WaitChain(urgency, visited_job.id)
         else:
             # Marks it as visited: the search ends even with a cycle.
             chain_by_id[visited_job.id] = _WaitChain(-1, visited_job.id)
@@ -334,11 +336,14 @@ def _wait_chains(context: ExplainContext, unsatisfied_job_by_id: dict[str, Job],
 
 
 def _waits_for_jobs(context: ExplainContext, job: Job) -> list[Clause]:
-    """Return one clause for each root job at the end of this job's wait chains, the heaviest first."""
+    """Return up to `MAX_REASONS` clauses, one for each root job at the end of this job's wait chains.
+
+    The most urgent come first (see `_URGENCIES`). Without such a root job, return one general clause.
+    """
     unsatisfied_jobs = _unsatisfied_jobs(context)
     chain_by_id = _wait_chains(context, unsatisfied_jobs, job)
     blockers_by_root: dict[str, list[Job]] = {}
-    for blocker in sorted(_blocking_jobs(unsatisfied_jobs, job), key=lambda blocker: -chain_by_id[blocker.id].weight):
+    for blocker in sorted(_blocking_jobs(unsatisfied_jobs, job), key=lambda blocker: -chain_by_id[blocker.id].urgency):
         blockers_by_root.setdefault(chain_by_id[blocker.id].root_id, []).append(blocker)
     clauses: list[Clause] = []
     for blockers in list(blockers_by_root.values())[:MAX_REASONS]:
@@ -444,7 +449,7 @@ def _waits_of_jobs(context: ExplainContext) -> Iterator[SubjectClause]:
                 clause_key = (clause.code, clause.text)
                 jobs_by_key.setdefault(clause_key, []).append(job)
                 clause_by_key.setdefault(clause_key, clause)
-    clause_keys = sorted(jobs_by_key, key=lambda clause_key: -_WEIGHTS.get(clause_key[0], _DEFAULT_WEIGHT))
+    clause_keys = sorted(jobs_by_key, key=lambda clause_key: -_URGENCIES.get(clause_key[0], _DEFAULT_URGENCY))
     for clause_key in clause_keys[:MAX_REASONS]:
         waiting_jobs, clause = jobs_by_key[clause_key], clause_by_key[clause_key]
         if len(waiting_jobs) > 1:

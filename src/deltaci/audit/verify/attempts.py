@@ -263,11 +263,11 @@ def check_lease(
             )
         return
     if change.to not in expected_states:
-        expected_change = f"lease → {' or '.join(sorted(expected_states))}" if expected_states else "no lease change"
+        expected_text = f"lease → {' or '.join(sorted(expected_states))}" if expected_states else "no lease change"
         verifier.flag(
             "ORC-LF2",
             f"attempt {attempt.id} goes {event.from_} → {event.to} and its lease {change.from_} → {change.to}",
-            expected_change,
+            expected_text,
         )
     if (change.from_, change.to) not in _LEASE_EDGES:
         verifier.flag(
@@ -312,12 +312,12 @@ def _may_still_run(attempt: TrackedAttempt, event: EventLine, metadata: AttemptM
 
     It may not have learned that the lease has ended.
     """
-    is_lost = metadata.lost_leases is not None and metadata.lost_leases > attempt.lost_leases
+    counts_lost_lease = metadata.lost_leases is not None and metadata.lost_leases > attempt.lost_leases
     if event.to == core_attempt.CANCELED:
         change = metadata.lease
         return change is not None and (change.from_, change.to) == (lease.ACTIVE, lease.REVOKED)
     return event.to == core_attempt.TIMED_OUT or (
-        is_lost and metadata.reason not in (core_attempt.NOT_ACCEPTED, core_attempt.LEASE_EXPIRED)
+        counts_lost_lease and metadata.reason not in (core_attempt.NOT_ACCEPTED, core_attempt.LEASE_EXPIRED)
     )
 
 
@@ -485,16 +485,17 @@ def check_heartbeat_order(
     """Report a heartbeat whose number is not above that of every earlier heartbeat under the same lease."""
     if event.to == core_attempt.LEASED:
         attempt.heartbeat_no = -1
-    number = metadata.sequence_no
-    if number is None:
+    heartbeat_number = metadata.sequence_no
+    if heartbeat_number is None:
         return
-    if number <= attempt.heartbeat_no:
+    if heartbeat_number <= attempt.heartbeat_no:
         verifier.flag(
             "ORC-I4",
-            f"attempt {attempt.id} has heartbeat {number} after heartbeat {attempt.heartbeat_no} of the same lease",
+            f"attempt {attempt.id} has heartbeat {heartbeat_number} after heartbeat {attempt.heartbeat_no} "
+            "of the same lease",
             "no event: a late heartbeat changes nothing",
         )
-    attempt.heartbeat_no = max(number, attempt.heartbeat_no)
+    attempt.heartbeat_no = max(heartbeat_number, attempt.heartbeat_no)
 
 
 def check_reassignment(

@@ -155,8 +155,8 @@ def _step_problems(event: EventLine, actor: str) -> list[Problem]:
     if not _is_recent(event):
         allowed_by = {**allowed_by, **LEGACY.get(transition, {})}
     if not allowed_by:
-        legal = f"from {event.from_}: {legal_targets(kind, event.from_)}"
-        return [(DOCUMENT_RULE[kind], f"{step_text} by {event.trigger}", legal)]
+        legal_text = f"from {event.from_}: {legal_targets(kind, event.from_)}"
+        return [(DOCUMENT_RULE[kind], f"{step_text} by {event.trigger}", legal_text)]
     severities = allowed_by.get(actor)
     if severities is None:
         return [
@@ -189,9 +189,9 @@ class CanonicalVerifier:
         self._pending_lease: tuple[EventLine, LeaseChange] | None = None
         self._step_cache: dict[tuple[Any, ...], tuple[tuple[str | None, ...], tuple[Problem, ...]]] = {}
 
-    def flag(self, rule: str, problem: str, legal: str) -> None:
+    def flag(self, rule: str, problem: str, legal_text: str) -> None:
         """Report that the current line breaks a rule, with the problem and the legal alternative as text."""
-        self.report.add(self.line_number, rule, problem, legal)
+        self.report.add(self.line_number, rule, problem, legal_text)
 
     def feed(self, number: int, raw_event: bytes) -> None:
         """Verify one line: on its own, against its entity, through every view and against related entities."""
@@ -337,8 +337,8 @@ class CanonicalVerifier:
             state_per_view, view_problems = self._project(event, entity.state_per_view)
             cached = self._step_cache[cache_key] = (state_per_view, (*_step_problems(event, actor), *view_problems))
         entity.state_per_view, problems = cached
-        for rule, problem, legal in problems:
-            self.flag(rule, f"{event.entity} {entity.id}: {problem}", legal)
+        for rule, problem, legal_text in problems:
+            self.flag(rule, f"{event.entity} {entity.id}: {problem}", legal_text)
 
     def _project(
         self, event: EventLine, state_per_view: tuple[str | None, ...]
@@ -449,11 +449,13 @@ class CanonicalVerifier:
             and (event.trigger, event.severity) == LEASE_WORDS.get((change.from_, change.to))
         ):
             return
-        legal = f"lease {change.number} of {change.worker_id}, {change.from_} → {change.to}"
-        legal += f", seq {attempt_event.seq}, rev {attempt_event.rev}, and all other fields as in its attempt's event"
+        legal_text = f"lease {change.number} of {change.worker_id}, {change.from_} → {change.to}"
+        legal_text += (
+            f", seq {attempt_event.seq}, rev {attempt_event.rev}, and all other fields as in its attempt's event"
+        )
         problem = f"lease {event.entity_id} of {event.metadata.worker_id}, {event.from_} → {event.to}"
         problem += f", seq {event.seq}, rev {event.rev} differs from its attempt's event"
-        self.flag("MOD-E3", problem, legal)
+        self.flag("MOD-E3", problem, legal_text)
 
     def _flag_missing_lease_event(self) -> None:
         """Report an attempt's event that changed its lease without a line for the lease after it."""

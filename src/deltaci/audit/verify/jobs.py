@@ -207,14 +207,16 @@ def check_validated(verifier: CanonicalVerifier, job: TrackedJob, event: EventLi
     """
     if event.from_ != core_job.VALIDATING:
         return
-    verdict = (
+    failed_verdict = (
         job.latest_attempt.verdict if job.latest_attempt is not None and job.latest_attempt.has_failed_verdict else None
     )
-    if verdict is not None and event.to != core_job.FAILED:
+    if failed_verdict is not None and event.to != core_job.FAILED:
         verifier.flag("WST-TG8", f"job {job.id} goes to {event.to} although a validation rule failed", "FAILED")
-    elif verdict is not None and metadata.details != (verdict.details or None):
-        verifier.flag("WST-TA9", f"job {job.id} fails with {metadata.details!r}", f"the verdict's {verdict.details!r}")
-    elif verdict is None and event.to == core_job.FAILED and not job.has_validation:
+    elif failed_verdict is not None and metadata.details != (failed_verdict.details or None):
+        verifier.flag(
+            "WST-TA9", f"job {job.id} fails with {metadata.details!r}", f"the verdict's {failed_verdict.details!r}"
+        )
+    elif failed_verdict is None and event.to == core_job.FAILED and not job.has_validation:
         verifier.flag("WST-TG9", f"job {job.id} fails its validation, but no validation rule failed", "SUCCEEDED")
 
 

@@ -256,36 +256,36 @@ def check_transaction(verifier: CanonicalVerifier, run: TrackedRun) -> None:
 
     When a run begins to end, each of its open jobs must have been stopped in the same transaction.
     """
-    state, expected_state_and_reason = run.state, ""
+    state, expected_text = run.state, ""
     not_needed.check_transaction(verifier, run)
     if run.is_ending:
         run.is_ending = False
         _check_open_jobs_stopped(verifier, run)
     if state == core_run.CANCEL_REQUESTED and not run.open_job_count:
-        expected_state_and_reason = "CANCELED, since every job has ended"
+        expected_text = "CANCELED, since every job has ended"
     elif state == core_run.PLAN_FAILED:
-        expected_state_and_reason = "FAILED, since there is no plan"
+        expected_text = "FAILED, since there is no plan"
     elif state == core_run.VALIDATING and not run.has_validation:
-        expected_state_and_reason = "SUCCESS, since there is nothing to validate"
+        expected_text = "SUCCESS, since there is nothing to validate"
     elif state in (core_run.QUEUED, core_run.RUNNING, core_run.WAITING_APPROVAL):
         if run.cancel_reason:
-            expected_state_and_reason = "CANCEL_REQUESTED, since a cancel is pending"
+            expected_text = "CANCEL_REQUESTED, since a cancel is pending"
         elif run.lost_required_job_count and (run.is_fail_fast or not run.open_job_count):
-            expected_state_and_reason = "FAILED, since a required job did not succeed"
+            expected_text = "FAILED, since a required job did not succeed"
         elif not run.open_job_count:
-            expected_state_and_reason = "VALIDATING, since every job has ended"
+            expected_text = "VALIDATING, since every job has ended"
         elif (run.waiting_job_count > 0 and not run.active_job_count) != (state == core_run.WAITING_APPROVAL):
-            expected_state_and_reason = (
+            expected_text = (
                 "RUNNING" if state == core_run.WAITING_APPROVAL else "WAITING_APPROVAL, since only approvals are open"
             )
         elif state == core_run.QUEUED and run.has_started_job:
-            expected_state_and_reason = "RUNNING, since a job has started"
-    if expected_state_and_reason:
+            expected_text = "RUNNING, since a job has started"
+    if expected_text:
         verifier.flag(
             "WST-WI1",
             f"run {run.id} stays {state} with {run.open_job_count} open, {run.active_job_count} active"
             f" and {run.waiting_job_count} waiting jobs",
-            expected_state_and_reason,
+            expected_text,
         )
 
 

@@ -106,9 +106,9 @@ class TransitionsVerifier:
         self.line_number = 0
         self.last_timestamp = EPOCH
 
-    def flag(self, rule: str, problem: str, legal: str) -> None:
+    def flag(self, rule: str, problem: str, legal_text: str) -> None:
         """Report that the current line breaks a rule, with the problem and the legal alternative as text."""
-        self.report.add(self.line_number, rule, problem, legal)
+        self.report.add(self.line_number, rule, problem, legal_text)
 
     def feed(self, number: int, raw_event: bytes) -> None:
         """Verify one line."""
