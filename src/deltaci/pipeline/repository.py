@@ -172,9 +172,11 @@ def plan_file(
 
 def _with_approver_role(plan: Plan, required_role: str) -> Plan:
     """Return a plan whose approval of an untrusted change requires this role, and another person than the starter."""
-    gate = Gate(role=required_role, not_by_starter=True)
+    gate_requirements = Gate(role=required_role, not_by_starter=True)
     jobs = tuple(
-        replace(job, spec=replace(job.spec, gate=gate)) if job.code == UNTRUSTED and job.spec.kind == APPROVAL else job
+        replace(job, spec=replace(job.spec, gate=gate_requirements))
+        if job.code == UNTRUSTED and job.spec.kind == APPROVAL
+        else job
         for job in plan.jobs
     )
     return replace(plan, jobs=jobs, hash=hash_of(plan, [job.spec for job in jobs]))

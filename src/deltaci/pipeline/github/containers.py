@@ -48,7 +48,10 @@ def _convert_image(node: Node | None) -> Node | None:
 
 
 def convert_services(node: Node, converter: Converter) -> Node | None:
-    """Convert `services` of a job. Report services that are unsupported and leave them out."""
+    """Convert `services` of a job; report unsupported services and leave them out.
+
+    Report a problem and return None if it is no object.
+    """
     if node.kind != OBJECT:
         converter.report_unsupported(
             node.position, f"{node.describe()} as 'services'", "expected names, each with an image"

@@ -66,7 +66,7 @@ class Converter:
     def convert_scalar(self, node: Node, availability_key: str, value_name: str = "") -> Node | None:
         """Convert a text, number or boolean as GitHub reads it; null becomes an empty text.
 
-        Report lists and objects.
+        Report lists and objects, and return None for them.
         """
         if node.kind in (LIST, OBJECT):
             message = f"{node.describe()} as {quote(value_name)}" if value_name else node.describe()
@@ -84,19 +84,19 @@ class Converter:
         return Node(TEXT, node.position, node.value, node.value, node.style or '"')
 
     def convert_text(self, node: Node, availability_key: str, value_name: str = "") -> Node | None:
-        """Convert a text, number or boolean to a text."""
+        """Convert a text, number or boolean to a text; None as for `convert_scalar`."""
         scalar = self.convert_scalar(node, availability_key, value_name)
         if scalar is None or scalar.kind == TEXT:
             return scalar
         return text_node(scalar.position, scalar.raw)
 
     def convert_line(self, node: Node, availability_key: str, value_name: str = "") -> Node | None:
-        """Convert a text, number or boolean to a text on one line, with single spaces."""
+        """Convert a text, number or boolean to a text on one line, with single spaces; None as for `convert_scalar`."""
         scalar = self.convert_text(node, availability_key, value_name)
         return None if scalar is None else text_node(scalar.position, " ".join(scalar.value.split()))
 
     def convert_boolean(self, node: Node, availability_key: str, value_name: str) -> Node | None:
-        """Convert a boolean, a text `true` or `false`, or an expression. Report any other value."""
+        """Convert a boolean, a text `true` or `false`, or an expression. Report any other value and return None."""
         scalar = self.convert_scalar(node, availability_key, value_name)
         if scalar is None or scalar.kind == BOOL or is_expression(scalar):
             return scalar
@@ -108,7 +108,7 @@ class Converter:
         return None
 
     def convert_number(self, node: Node, availability_key: str, value_name: str) -> Node | None:
-        """Convert a number, a text of digits, or an expression. Report any other value."""
+        """Convert a number, a text of digits, or an expression. Report any other value and return None."""
         scalar = self.convert_scalar(node, availability_key, value_name)
         if scalar is None or scalar.kind == NUMBER or is_expression(scalar):
             return scalar
@@ -144,7 +144,10 @@ class Converter:
         return expressions
 
     def convert_condition(self, node: Node, availability_key: str) -> Node | None:
-        """Convert an `if`. If it mixes `${{ }}` with other text, it is always true, as on GitHub; that is reported."""
+        """Convert an `if`. Return None if it is empty or cannot be converted.
+
+        If it mixes `${{ }}` with other text, it is always true, as on GitHub; that is reported.
+        """
         if node.kind in (LIST, OBJECT) or node.style == REJECTED:
             if node.style != REJECTED:
                 self.report_unsupported(node.position, f"{node.describe()} as 'if'", "expected an expression")

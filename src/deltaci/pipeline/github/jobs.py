@@ -126,7 +126,7 @@ def read_run_defaults(node: Node, converter: Converter) -> Entries:
 
 
 def _convert_job_env(entries: Entries, job_container: JobContainer, converter: Converter) -> Node | None:
-    """Convert the variables of the job and its container; those of the job win."""
+    """Convert the variables of the job and its container; those of the job win. Return None if neither has any."""
     job_env = convert_env(entries["env"].value, "jobs.env", converter) if "env" in entries else None
     if job_container.env is None:
         return job_env

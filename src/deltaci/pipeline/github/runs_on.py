@@ -71,8 +71,8 @@ def _convert_runner_name(runner_name: str) -> list[str]:
     lower_name = runner_name.lower()
     if lower_name == ANY_RUNNER:
         return []
-    for prefix, label in SYSTEM_LABELS.items():
-        if lower_name.startswith(prefix):
+    for system_prefix, label in SYSTEM_LABELS.items():
+        if lower_name.startswith(system_prefix):
             return [label, ARM_LABEL] if lower_name.endswith(ARM_SUFFIX) else [label]
     return [KNOWN_LABELS.get(lower_name, runner_name)]
 
@@ -120,7 +120,7 @@ def _convert_expression(
             node.position, message, "a runner name of GitHub is converted then; a list of names is used as it is"
         )
     name_expression = as_expression(template)
-    prefixes = [
+    system_prefixes = [
         prefix
         for prefix in SYSTEM_LABELS
         if runner_names is None or any(name.lower().startswith(prefix) for name in runner_names)
@@ -128,8 +128,8 @@ def _convert_expression(
     may_be_custom_label = runner_names is None or any(
         not name.lower().startswith(tuple(SYSTEM_LABELS)) for name in runner_names
     )
-    mappings = [f"startsWith({name_expression}, '{prefix}') && '{SYSTEM_LABELS[prefix]}'" for prefix in prefixes]
-    default = name_expression if may_be_custom_label else f"'{SYSTEM_LABELS[prefixes[-1]]}'"
+    mappings = [f"startsWith({name_expression}, '{prefix}') && '{SYSTEM_LABELS[prefix]}'" for prefix in system_prefixes]
+    default = name_expression if may_be_custom_label else f"'{SYSTEM_LABELS[system_prefixes[-1]]}'"
     expression = " || ".join([*(mappings if may_be_custom_label else mappings[:-1]), default])
     runs_on.add(text_node(node.position, f"{OPEN} {expression} {CLOSE}"))
     if runner_names is None or any(name.lower().endswith(ARM_SUFFIX) for name in runner_names):

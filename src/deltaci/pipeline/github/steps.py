@@ -17,7 +17,7 @@ from deltaci.pipeline.parse.yaml import LIST, OBJECT, TEXT, Node, child
 def convert_steps(
     key: Node, node: Node, converter: Converter, actions: RepositoryActions, *, has_working_directory: bool = False
 ) -> Node | None:
-    """Convert all steps of a job, and report duplicate ids.
+    """Convert all steps of a job, and report duplicate ids. Report a problem and return None if they are no list.
 
     `has_working_directory` says that the job sets a default working directory.
     """

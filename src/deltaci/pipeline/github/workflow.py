@@ -76,7 +76,7 @@ class _WorkflowReader:
         self.converter = Converter(file, file_text)
         self.converter.problems = problems
         self.positions: dict[Path, Position] = {(): root_node.position}
-        self.expressions: list[SourceExpression] = []
+        self.source_expressions: list[SourceExpression] = []
         self.jobs: dict[str, model.Job] = {}
         self.unsupported_jobs: dict[str, tuple[Problem, ...]] = {}
         self.job_converters: dict[str, Converter] = {}
@@ -110,7 +110,7 @@ class _WorkflowReader:
             file=self.file,
             pipeline=supported_pipeline if not self.unsupported_jobs else None,
             problems=tuple(sorted(set(all_problems))),
-            expressions=tuple(self.expressions),
+            expressions=tuple(self.source_expressions),
             positions=self.positions,
             source=self.text,
             job_ids=tuple(key_node.raw for key_node, _ in job_entries),
@@ -132,9 +132,9 @@ class _WorkflowReader:
                 converted_node_and_type_by_key["concurrency"] = (concurrency, model.Concurrency)
         if (
             "name" in entries
-            and (run_name := converter.convert_line(entries["name"].value, "run-name", "name")) is not None
+            and (name_node := converter.convert_line(entries["name"].value, "run-name", "name")) is not None
         ):
-            converted_node_and_type_by_key["name"] = (text_node(run_name.position, run_name.value), model.Line)
+            converted_node_and_type_by_key["name"] = (text_node(name_node.position, name_node.value), model.Line)
         field_values: dict[str, Any] = {}
         for key, (converted_node, model_type) in converted_node_and_type_by_key.items():
             field_values[key] = self._read_node(converted_node, model_type, (key,), converter.problems)
@@ -150,7 +150,7 @@ class _WorkflowReader:
         """
         parsed: ParsedNode = parse_node(converted_node, model_type, path, problems)
         self.positions.update(parsed.positions)
-        self.expressions += parsed.expressions
+        self.source_expressions += parsed.expressions
         return parsed.value
 
     def _read_job_entries(self) -> list[tuple[Node, Node]]:

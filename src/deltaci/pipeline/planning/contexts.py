@@ -85,7 +85,9 @@ def _event_context(change: Change) -> dict[str, Any]:
         case "schedule":
             event_fields["schedule"] = change.cron
         case _:
-            event_fields["inputs"] = {name: _input_text(value) for name, value in change.inputs.items()}
+            event_fields["inputs"] = {
+                input_name: _input_text(input_value) for input_name, input_value in change.inputs.items()
+            }
     return event_fields
 
 

@@ -88,7 +88,7 @@ class _SpecBuilder:
 
     def build(self) -> wire.JobSpec:
         job, is_trusted = self._job, not self._spec_inputs.cache_scope
-        env = {name: to_text(value) for name, value in {**self._spec_inputs.pipeline.env, **job.env}.items()}
+        env = {variable: to_text(value) for variable, value in {**self._spec_inputs.pipeline.env, **job.env}.items()}
         condition = self._format_condition(self._instance.condition, job.if_, ("if",))
         steps = list(self._build_steps())
         services, artifacts, caches = (
@@ -189,8 +189,8 @@ class _SpecBuilder:
     def _build_step(self, step: model.Step, path: Path) -> wire.Step:
         value_by_context, full_path = self._instance.contexts, (*self._instance.path, *path)
         run_defaults = (self._job.defaults.run, self._spec_inputs.pipeline.defaults.run)
-        env = {name: to_text(value) for name, value in step.env.items()}
-        value_by_input = {name: to_text(value) for name, value in step.with_.items()}
+        env = {variable: to_text(value) for variable, value in step.env.items()}
+        value_by_input = {input_name: to_text(input_value) for input_name, input_value in step.with_.items()}
         shell = workdir = ""
         if step.run is not None:
             shell = (
@@ -235,7 +235,7 @@ class _SpecBuilder:
     # -- other fields
 
     def _build_source(self) -> wire.Source | None:
-        """Return the repository and commit to check out, with the depth that the job sets."""
+        """Return the repository and commit to check out, with the depth that the job sets; None without any."""
         checkout, source = self._job.checkout, self._spec_inputs.source
         if source is None or isinstance(checkout, bool):
             return source

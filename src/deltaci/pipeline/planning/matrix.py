@@ -205,21 +205,21 @@ class _Matrix:
         """Return all combinations. Report problems of the expansion, such as duplicates, and return none."""
         matcher = _AxisMatcher(self._axes)
         originals = self._original_combinations(matcher)
-        extensions, new_combinations = self._apply_include(matcher, originals)
+        extensions, added_entries = self._apply_include(matcher, originals)
         original_values = [matcher.values(original) for original in originals]
         all_values = [
             {**axis_values, **extension} for axis_values, extension in zip(original_values, extensions, strict=True)
         ]
-        all_values += [dict(entry) for _, entry in new_combinations]
+        all_values += [dict(entry) for _, entry in added_entries]
         if not all_values:
             self._report(("exclude",), "leaves out every combination, so there would be no jobs")
         if len(all_values) > MAX_COMBINATIONS:
             self._report((), f"has {len(all_values)} combinations; at most {MAX_COMBINATIONS}")
-        self._report_duplicates(new_combinations)
+        self._report_duplicates(added_entries)
         if self._problems:
             return ()
         # As on GitHub, a name does not contain what an entry adds to a combination.
-        names = _unique_names(job_id, [*original_values, *(entry for _, entry in new_combinations)], all_values)
+        names = _unique_names(job_id, [*original_values, *(entry for _, entry in added_entries)], all_values)
         return tuple(Combination(name, values) for name, values in zip(names, all_values, strict=True))
 
     def _original_combinations(self, matcher: _AxisMatcher) -> list[tuple[int, ...]]:
@@ -246,7 +246,7 @@ class _Matrix:
     ) -> tuple[list[dict[str, Value]], list[tuple[int, Entry]]]:
         """Return the values that `include` adds to each original combination, and the entries that add combinations."""
         extensions: list[dict[str, Value]] = [{} for _ in originals]
-        new_combinations: list[tuple[int, Entry]] = []
+        added_entries: list[tuple[int, Entry]] = []
         for entry_index, entry in enumerate(self._include):
             indices = matcher.matching_indices(entry)
             extension = {axis_name: value for axis_name, value in entry.items() if axis_name not in self._axes}
@@ -258,19 +258,19 @@ class _Matrix:
             for original_index in matching_indices:
                 extensions[original_index].update(extension)
             if not matching_indices:
-                new_combinations.append((entry_index, entry))
+                added_entries.append((entry_index, entry))
             elif not extension:
                 message = "is a combination that already exists, so this entry has no effect"
                 self.notes.append(MatrixProblem(("matrix", "include", entry_index), message))
-        return extensions, new_combinations
+        return extensions, added_entries
 
-    def _report_duplicates(self, new_combinations: Sequence[tuple[int, Entry]]) -> None:
+    def _report_duplicates(self, added_entries: Sequence[tuple[int, Entry]]) -> None:
         """Report entries of `include` that add the same combination twice.
 
         `new_combinations` are the entries that are not in the axes, with their indices in `include`.
         """
         first_indices: dict[str, int] = {}
-        for index, entry in new_combinations:
+        for index, entry in added_entries:
             first_index = first_indices.setdefault(_canonical(entry), index)
             if first_index != index:
                 self._report(("include", index), f"is the same as include[{first_index}]; remove one of them")

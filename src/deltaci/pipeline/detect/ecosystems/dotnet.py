@@ -66,8 +66,11 @@ def find(folder: Folder) -> Project | None:
     return Project(ecosystem=ECOSYSTEM, folder=folder.path, drafts=(build, test) if test_project else (build,))
 
 
-def _main_solution(solutions: list[str]) -> str | None:
-    """Return the solution with the shortest name: the longer names usually denote parts or variants of it."""
+def _main_solution(solutions: list[str]) -> str:
+    """Return the solution with the shortest name: the longer names usually denote parts or variants of it.
+
+    Of several it is the one in the new format (.slnx). `solutions` must not be empty.
+    """
     return min(solutions, key=lambda name: (len(name.rpartition(".")[0]), not name.endswith("x"), name))
 
 
