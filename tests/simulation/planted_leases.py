@@ -86,8 +86,10 @@ def lost_lease_has_no_fence() -> Iterator[None]:
     """An attempt with a lost lease may be claimed while its last worker may still run it."""
     real = attempt._stale
 
-    def stale(record: Attempt, command_type: type[Command], at: int, reason: str, *, is_lost: bool = True) -> Any:
-        state, changes, metadata = real(record, command_type, at, reason, is_lost=is_lost)
+    def stale(
+        record: Attempt, command_type: type[Command], at: int, reason: str, *, counts_as_lost_lease: bool = True
+    ) -> Any:
+        state, changes, metadata = real(record, command_type, at, reason, counts_as_lost_lease=counts_as_lost_lease)
         return state, {**changes, "fence_until": at}, metadata
 
     with patched((attempt, "_stale", stale)):

@@ -431,12 +431,14 @@ def _failure_metadata(failure: Failure) -> dict[str, Any]:
     return metadata
 
 
-def _stale(attempt: Attempt, command_type: type[Command], at: int, reason: str, *, is_lost: bool = True) -> Transition:
+def _stale(
+    attempt: Attempt, command_type: type[Command], at: int, reason: str, *, counts_as_lost_lease: bool = True
+) -> Transition:
     changes, metadata = _with_lease(attempt, command_type, at)
     ended_lease: Lease = changes["ended_lease"]
-    lost_leases = attempt.lost_leases + (1 if is_lost else 0)
+    lost_leases = attempt.lost_leases + (1 if counts_as_lost_lease else 0)
     # A runner that accepted the job may execute it until its lease would have ended: no other may start before.
-    fence_until = ended_lease.expires_at if is_lost and reason != NOT_ACCEPTED else at
+    fence_until = ended_lease.expires_at if counts_as_lost_lease and reason != NOT_ACCEPTED else at
     changes.update(lost_leases=lost_leases, fence_until=fence_until, started_at=0)
     if reason in DETECTED_LOST:
         changes.update(_avoid_changes(attempt, changes))
@@ -472,10 +474,10 @@ def _revoke_unaccepted(attempt: Attempt, _command: RevokeUnaccepted, at: int) ->
 
 
 def _stall(attempt: Attempt, command: Stall, at: int) -> Transition:
-    is_lost = STALL_REASONS.get(command.reason)
-    if is_lost is None:
+    counts_as_lost_lease = STALL_REASONS.get(command.reason)
+    if counts_as_lost_lease is None:
         raise Refused("bad_request", f"an attempt is stalled as {STALLED} or {HANDED_BACK}, not as {command.reason}")
-    return _stale(attempt, lease.Revoke, at, command.reason, is_lost=is_lost)
+    return _stale(attempt, lease.Revoke, at, command.reason, counts_as_lost_lease=counts_as_lost_lease)
 
 
 def _mark_for_reassignment(attempt: Attempt, _command: MarkForReassignment, _at: int) -> Transition:
@@ -735,8 +737,8 @@ def start_of(grant: Grant, granted: Attempt) -> Start:
 
 def is_late(attempt: Attempt, heartbeat: Heartbeat) -> bool:
     """Return whether this heartbeat, or a later one, was applied under the live lease."""
-    sequence_number, live_lease = heartbeat.sequence_no, attempt.lease
-    return sequence_number is not None and live_lease is not None and sequence_number <= live_lease.last_heartbeat_no
+    heartbeat_number, live_lease = heartbeat.sequence_no, attempt.lease
+    return heartbeat_number is not None and live_lease is not None and heartbeat_number <= live_lease.last_heartbeat_no
 
 
 def _was_result_applied(attempt: Attempt, command: LeasedCommand, worker_id: str) -> bool:
