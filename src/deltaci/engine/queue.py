@@ -472,7 +472,7 @@ class AsyncQueue:
                 results.append(decision)
                 continue
             assert isinstance(decision.record, Attempt)
-            results.append(_unexpected_end(command, decision.record) or QueueJob(decision.record))
+            results.append(_unexpected_end_error(command, decision.record) or QueueJob(decision.record))
         return results
 
     async def stall(self, id: str, **options: Any) -> QueueJob:
@@ -559,9 +559,9 @@ class AsyncQueue:
     async def _apply_command(self, command: Command) -> QueueJob:
         decision = await self._engine.do(command)
         assert isinstance(decision.record, Attempt)
-        refusal = _unexpected_end(command, decision.record)
-        if refusal is not None:
-            raise refusal
+        error = _unexpected_end_error(command, decision.record)
+        if error is not None:
+            raise error
         return QueueJob(decision.record)
 
     async def _apply_commands(self, commands: Sequence[Command]) -> list[Attempt]:
@@ -575,7 +575,7 @@ class AsyncQueue:
         return attempts
 
 
-def _unexpected_end(command: Command, attempt_record: Attempt) -> JobCanceled | LeaseLost | None:
+def _unexpected_end_error(command: Command, attempt_record: Attempt) -> JobCanceled | LeaseLost | None:
     """Return the error for a command after which the job has ended in another way than its sender asked for, or None.
 
     That is a result after the request to cancel the job, and a stall or requeue after too many lost leases.
@@ -587,8 +587,8 @@ def _unexpected_end(command: Command, attempt_record: Attempt) -> JobCanceled | 
             attempt_record.cancel_reason,
             f"job {attempt_record.id} was cancelled ({attempt_record.cancel_reason}); its result was not stored",
         )
-    is_lost = attempt_record.state == attempt.FAILED and attempt_record.is_lost_too_often
-    if is_lost and isinstance(command, attempt.Stall | attempt.Requeue):
+    has_failed_as_lost = attempt_record.state == attempt.FAILED and attempt_record.is_lost_too_often
+    if has_failed_as_lost and isinstance(command, attempt.Stall | attempt.Requeue):
         return LeaseLost(
             attempt_record.lost_leases,
             f"job {attempt_record.id} lost {attempt_record.lost_leases} "
