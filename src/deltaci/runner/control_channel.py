@@ -74,7 +74,7 @@ class ControlChannel:
             self._on_cancel(cancel_request)
 
     async def run(self) -> None:
-        """Poll the server until cancelled, or until it answers that it has no control channel."""
+        """While needed, poll the server, until cancelled or until it answers that it has no control channel."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
         try:

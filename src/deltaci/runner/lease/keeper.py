@@ -289,7 +289,10 @@ class LeaseKeeper:
         self._sender.send(heartbeats, timeout)
 
     def _take_answers(self) -> None:
-        """Process the answers; after a timeout, send the heartbeats again with a new sender."""
+        """Process the answers. After a timeout, replace the sender.
+
+        After a timeout or a failed batch, schedule the heartbeats again.
+        """
         if not self._awaiting_answer:
             return
         answers = self._sender.take_answers()

@@ -75,8 +75,8 @@ class JobLog:
 
     def masked(self, text: str) -> str:
         """Return a text with its secrets masked."""
-        text_bytes = text.encode("utf-8", "surrogatepass")
-        return (self._text_mask.feed(text_bytes) + self._text_mask.flush()).decode("utf-8", "replace")
+        encoded_text = text.encode("utf-8", "surrogatepass")
+        return (self._text_mask.feed(encoded_text) + self._text_mask.flush()).decode("utf-8", "replace")
 
     def masked_line(self, text: str, max_length: int = MAX_LINE) -> str:
         """Return a text as one masked line without terminal control characters."""

@@ -287,7 +287,8 @@ class ContainerCell:
 def start_failure(subject: str, image: str, output: str) -> CellFailed | Refused:
     """Return the error for a container that did not start. `output` is the message of podman or docker.
 
-    `Refused` if there is no such image for the job; with the code `IMAGE_PULL` if its registry did not deliver it.
+    That is `Refused` if there is no such image for the job. Otherwise it is `CellFailed`: with the code `IMAGE_PULL` if
+    the registry did not deliver the image, else with `RUNNER_STARTUP`.
     """
     message = f"{subject} did not start: {output[:500]}"
     if _NO_IMAGE.search(output):

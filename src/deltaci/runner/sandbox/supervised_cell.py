@@ -164,7 +164,8 @@ class SupervisedCell:
         variables = environment(self._workspace, self._marker, env)
         order = [
             *(str(workdir), str(len(shell) + 1), str(len(variables)), *shell, script),
-            *(f"{variable}={value}" for variable, value in (*variables.items(), *self._rlimits.items())),
+            *(f"{variable}={value}" for variable, value in variables.items()),
+            *(f"{limit_name}={limit}" for limit_name, limit in self._rlimits.items()),
         ]
         if any("\0" in order_text for order_text in order):
             raise Refused("bad_spec", "the step or its environment has a NUL character, which no command can have")

@@ -462,7 +462,7 @@ class ForkServer:
             self.runner.sendall(f"ended {marker} {exit_code}\n".encode())
 
     def execute_order(self) -> bool:
-        """Fork a cell; return False if the runner is gone."""
+        """Receive one order and fork the supervisor of a cell for it; return False if the runner is gone."""
         received = receive(self.runner)
         if received is None:
             return False

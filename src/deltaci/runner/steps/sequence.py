@@ -319,16 +319,16 @@ class StepSequence:
     async def _default_path(self) -> str:
         """Return the PATH inside the cell, which a container image may set."""
         if not self._cell_path:
-            printed = bytearray()
+            printed_bytes = bytearray()
             await self._job.cell.run(
                 'printf %s "$PATH"',
                 env={},
                 workdir=self._job.layout.workspace,
                 timeout_seconds=PATH_SECONDS,
-                on_output=printed.extend,
+                on_output=printed_bytes.extend,
                 shell=("sh", "-c"),
             )
-            self._cell_path = printed.decode("utf-8", "replace")
+            self._cell_path = printed_bytes.decode("utf-8", "replace")
         return self._cell_path
 
     async def _run_action(

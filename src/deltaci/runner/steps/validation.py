@@ -111,17 +111,17 @@ class RuleChecker:
 
         If the verdict is that the rule passed, the exit code must be 0, too.
         """
-        printed = bytearray()
+        printed_bytes = bytearray()
 
         def on_output(chunk: bytes) -> None:
-            printed.extend(chunk[: MAX_PRINTED_BYTES + 1 - len(printed)])
+            printed_bytes.extend(chunk[: MAX_PRINTED_BYTES + 1 - len(printed_bytes)])
 
         exit_outcome = _check_exit(await self._steps.run_rule(await self._interpolate(command), rule_name, on_output))
-        if len(printed) > MAX_PRINTED_BYTES:
+        if len(printed_bytes) > MAX_PRINTED_BYTES:
             return RuleOutcome(False, f"more than {MAX_PRINTED_BYTES} bytes", "a JSON object with 'passed'")
-        verdict = _parse_verdict(bytes(printed))
+        verdict = _parse_verdict(bytes(printed_bytes))
         if verdict is None:
-            verdict_text = bytes(printed).decode("utf-8", "replace").strip()
+            verdict_text = bytes(printed_bytes).decode("utf-8", "replace").strip()
             printed_text = f"it printed {verdict_text!r}" if verdict_text else "it printed nothing"
             actual_text = f"{exit_outcome.actual}, and {printed_text}"
             return RuleOutcome(False, actual_text, "a JSON object with 'passed', true or false")

@@ -72,7 +72,7 @@ def cache_key(workspace: Path, rule: CacheRule) -> CacheKey:
     entry_key = rule.key.replace(PLACEHOLDER, _hash(workspace, lock_files))
     return CacheKey(
         key=entry_key,
-        lock_files=tuple(file.path for file in lock_files),
+        lock_files=tuple(lock_file.path for lock_file in lock_files),
         note=_lock_files_warning(rule, lock_files, unmatched_patterns),
     )
 
@@ -91,12 +91,16 @@ def _lock_files_warning(rule: CacheRule, lock_files: list[ArtifactFile], unmatch
 
 def _find_lock_files(workspace: Path, patterns: list[str]) -> tuple[list[ArtifactFile], list[str]]:
     """Return the lock files that match these patterns, sorted by path, and the patterns that match none."""
-    files_by_pattern = {
+    matching_files_by_pattern = {
         pattern: find_files(workspace, [ArtifactRule(path_glob=pattern)], _LIMITS) for pattern in patterns
     }
-    file_by_path = {file.path: file for files in files_by_pattern.values() for file in files}
-    return [file_by_path[lock_path] for lock_path in sorted(file_by_path)], [
-        pattern for pattern, files in files_by_pattern.items() if not files
+    lock_file_by_path = {
+        lock_file.path: lock_file
+        for matching_files in matching_files_by_pattern.values()
+        for lock_file in matching_files
+    }
+    return [lock_file_by_path[lock_path] for lock_path in sorted(lock_file_by_path)], [
+        pattern for pattern, matching_files in matching_files_by_pattern.items() if not matching_files
     ]
 
 
@@ -130,15 +134,15 @@ def _find_common_lock_files(workspace: Path) -> list[ArtifactFile]:
 def _hash(workspace: Path, lock_files: list[ArtifactFile]) -> str:
     """Return the SHA-256, in hex, of the names, sizes and contents of the lock files."""
     combined_hash = hashlib.sha256()
-    for file in sorted(lock_files, key=lambda lock_file: lock_file.path.encode()):
+    for lock_file in sorted(lock_files, key=lambda lock_file: lock_file.path.encode()):
         file_hash, hashed_bytes = hashlib.sha256(), 0
-        with open_file(workspace, file) as stream:
+        with open_file(workspace, lock_file) as stream:
             while chunk := stream.read(_CHUNK_BYTES):
                 file_hash.update(chunk)
                 hashed_bytes += len(chunk)
                 if hashed_bytes > _LIMITS.bytes:
-                    raise Refused("too_large", f"the lock file {file.path!r} grows while it is read")
+                    raise Refused("too_large", f"the lock file {lock_file.path!r} grows while it is read")
         # One line per file, with the name in hex: different sets of files never give the same lines.
-        encoded_path = file.path.encode().hex()
+        encoded_path = lock_file.path.encode().hex()
         combined_hash.update(f"{encoded_path} {hashed_bytes} {file_hash.hexdigest()}\n".encode())
     return combined_hash.hexdigest()

@@ -62,7 +62,7 @@ class OutputCollector:
     async def collect(self, spec: JobSpec) -> None:
         """Collect the test reports, then the output, then the artifacts, so that the small ones come first."""
         artifact_files = await self._find_artifacts(spec.artifacts)
-        await self._read_reports([file for file in artifact_files if file.type == JUNIT])
+        await self._read_reports([artifact_file for artifact_file in artifact_files if artifact_file.type == JUNIT])
         if spec.output_path:
             await self._read_output(spec.output_path)
         await self._upload_artifacts(artifact_files)
@@ -78,13 +78,13 @@ class OutputCollector:
         if not rules:
             return []
         try:
-            files, unmatched_rules = await self._transfers.run_in_thread(search_files, self._workspace, rules)
+            matching_files, unmatched_rules = await self._transfers.run_in_thread(search_files, self._workspace, rules)
         except (Refused, OSError) as error:
             self._record_error("ARTIFACTS", f"artifacts: {_error_text(error)}")
             return []
         for rule in unmatched_rules:
             self._log.write_line(f"artifacts: no file matches {rule.path_glob!r}")
-        return files
+        return matching_files
 
     def add_outputs(self, value_by_output: dict[str, str]) -> None:
         """Add evaluated outputs to the values of the output file.
@@ -136,9 +136,9 @@ class OutputCollector:
             failures=[
                 FailedTest(
                     name=self._log.masked_line(test_name, MAX_NAME_CHARS),
-                    message=self._log.masked_line(message, MAX_MESSAGE_CHARS),
+                    message=self._log.masked_line(failure_message, MAX_MESSAGE_CHARS),
                 )
-                for test_name, message in list(failures)[: wire.MAX_FAILED_TESTS]
+                for test_name, failure_message in list(failures)[: wire.MAX_FAILED_TESTS]
             ],
         )
         self._log.write_line(
@@ -173,16 +173,17 @@ class OutputCollector:
 
     def _load_output(self, output_path: str) -> Any:
         """Return the value in the output file, in the form in which the server stores it."""
-        files = find_files(self._workspace, [ArtifactRule(path_glob=escape_pattern(output_path))])
-        if len(files) != 1 or files[0].path != "/".join(
+        matching_files = find_files(self._workspace, [ArtifactRule(path_glob=escape_pattern(output_path))])
+        if len(matching_files) != 1 or matching_files[0].path != "/".join(
             path_part for path_part in output_path.split("/") if path_part not in ("", ".")
         ):
             raise Refused("not_found", "the file does not exist in the workspace; let a step write it")
-        if files[0].bytes > wire.MAX_OUTPUT_BYTES:
+        if matching_files[0].bytes > wire.MAX_OUTPUT_BYTES:
             raise Refused(
-                "too_large", f"it has {files[0].bytes} bytes, at most {wire.MAX_OUTPUT_BYTES}; keep it as an artifact"
+                "too_large",
+                f"it has {matching_files[0].bytes} bytes, at most {wire.MAX_OUTPUT_BYTES}; keep it as an artifact",
             )
-        with open_file(self._workspace, files[0]) as opened_file:
+        with open_file(self._workspace, matching_files[0]) as opened_file:
             content = opened_file.read(wire.MAX_OUTPUT_BYTES)
         try:
             return json_copy("it", wire.decoder(object)(content))
@@ -194,34 +195,40 @@ class OutputCollector:
     async def _upload_artifacts(self, artifact_files: list[ArtifactFile]) -> None:
         """Upload the files and add each to the collected artifacts."""
         listed_bytes = 0
-        for file in artifact_files:
-            if self._log.masked(file.path) != file.path:
-                self._record_error("ARTIFACTS", f"artifact {file.path!r}: its name contains a secret; rename it")
+        for artifact_file in artifact_files:
+            if self._log.masked(artifact_file.path) != artifact_file.path:
+                self._record_error(
+                    "ARTIFACTS", f"artifact {artifact_file.path!r}: its name contains a secret; rename it"
+                )
                 continue
-            if file.bytes > wire.MAX_ARTIFACT_BYTES:
+            if artifact_file.bytes > wire.MAX_ARTIFACT_BYTES:
                 max_bytes = wire.MAX_ARTIFACT_BYTES
                 self._record_error(
-                    "ARTIFACTS", f"artifact {file.path!r}: it has {file.bytes} bytes, at most {max_bytes}; split it"
+                    "ARTIFACTS",
+                    f"artifact {artifact_file.path!r}: it has {artifact_file.bytes} bytes, at most {max_bytes}; "
+                    "split it",
                 )
                 continue
             try:
                 uploaded = await self._transfers.upload(
-                    f"artifacts/{quote(file.path)}",
-                    lambda file=file: open_file(self._workspace, file),  # type: ignore[misc]
-                    file.bytes,
+                    f"artifacts/{quote(artifact_file.path)}",
+                    lambda artifact_file=artifact_file: open_file(self._workspace, artifact_file),  # type: ignore[misc]
+                    artifact_file.bytes,
                     PATIENCE_SECONDS,
                 )
             except Refused as refused:
-                self._record_error("ARTIFACTS", f"artifact {file.path!r}: {refused.message}")
+                self._record_error("ARTIFACTS", f"artifact {artifact_file.path!r}: {refused.message}")
                 continue
             except Unreachable as error:
-                self._record_error("UPLOAD", f"artifact {file.path!r}: {error}")
+                self._record_error("UPLOAD", f"artifact {artifact_file.path!r}: {error}")
                 return
-            artifact = Artifact(type=file.type, uri=uploaded.uri, name=file.path, bytes=uploaded.bytes)
+            artifact = Artifact(
+                type=artifact_file.type, uri=uploaded.uri, name=artifact_file.path, bytes=uploaded.bytes
+            )
             listed_bytes += len(wire.encode(artifact))
             if listed_bytes > MAX_LISTED_BYTES:
                 self._record_error(
-                    "ARTIFACTS", f"artifacts up to {file.path!r} exceed what a result can list; pack them"
+                    "ARTIFACTS", f"artifacts up to {artifact_file.path!r} exceed what a result can list; pack them"
                 )
                 return
             self.collected.artifacts = [*self.collected.artifacts, artifact]
