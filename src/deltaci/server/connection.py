@@ -1,8 +1,8 @@
 """Protections for one HTTP connection, mixed into uvicorn's protocol class.
 
 The connection passes the client certificate to the application, answers bytes that are not HTTP with an error like any
-other, limits the size of a request's head, and closes the connection of a client that does not finish a request. It
-works with both of uvicorn's parsers, httptools and h11.
+other, limits the size of a request's head, and closes the connection of a client that does not finish a head, or a
+body that was already answered. It works with both of uvicorn's parsers, httptools and h11.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class ConnectionGuard:
         self._timeout_handle: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Put the client certificate into the ASGI scope's `state` and start the timeout of the first request."""
+        """Put the client certificate into the ASGI scope's `state` and start the timeout of the first head."""
         super().connection_made(transport)  # type: ignore[misc]
         peer = peer_certificate(transport.get_extra_info("ssl_object"))
         if peer is not None:
             self.app_state = {**self.app_state, PEER: peer}
-        self._update_request_timeout(True)
+        self._update_receive_timeout(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._update_request_timeout(False)
+        self._update_receive_timeout(False)
         super().connection_lost(exc)  # type: ignore[misc]
 
     def data_received(self, chunk: bytes) -> None:
@@ -61,7 +61,7 @@ class ConnectionGuard:
         self._head_bytes = self._head_bytes + len(chunk) if was_head_open and is_head_open else 0
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse("too_large", f"the head of the request has more than {MAX_HEAD_BYTES} bytes; send less")
-        self._update_request_timeout(not self.transport.is_closing() and (is_head_open or self._is_draining()))
+        self._update_receive_timeout(not self.transport.is_closing() and (is_head_open or self._is_draining()))
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are not HTTP with an error and close the connection. uvicorn calls this."""
@@ -99,19 +99,22 @@ class ConnectionGuard:
 
         return self.conn.their_state is getattr(h11, state_name)
 
-    def _update_request_timeout(self, is_unfinished: bool) -> None:
-        """Start the timeout of an unfinished request unless it is running, or cancel it if `is_unfinished` is false."""
-        if not is_unfinished and self._timeout_handle is not None:
+    def _update_receive_timeout(self, is_head_or_rest_due: bool) -> None:
+        """Start the timeout for a head, or for the rest of a body whose response was sent, unless it is running.
+
+        Cancel it if neither is due. A body that is being handled has no such timeout.
+        """
+        if not is_head_or_rest_due and self._timeout_handle is not None:
             self._timeout_handle.cancel()
             self._timeout_handle = None
-        elif is_unfinished and self._timeout_handle is None:
+        elif is_head_or_rest_due and self._timeout_handle is None:
             self._timeout_handle = self.loop.call_later(self.head_seconds, self._on_timeout)
 
     def _on_timeout(self) -> None:
         self._timeout_handle = None
         if self.cycle is not None and not self.cycle.response_complete:
             # The previous request is still being answered, and nothing is read meanwhile.
-            self._update_request_timeout(True)
+            self._update_receive_timeout(True)
         elif self._is_draining():
             self.transport.close()
         else:

@@ -120,7 +120,10 @@ def _decode_offset(cursor: str) -> int:
 
 
 def _last_with_tests(attempts: Sequence[Attempt]) -> Attempt | None:
-    """Return the last attempt with a report of tests. A later attempt may have lost its lease before it reported."""
+    """Return the last attempt with a report of tests, or None.
+
+    A later attempt may have lost its lease before it reported.
+    """
     return next((attempt for attempt in reversed(attempts) if _test_totals(attempt)), None)
 
 

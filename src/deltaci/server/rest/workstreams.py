@@ -56,12 +56,12 @@ async def create_workstream(call: Call) -> JsonResponse:
     if (existing_run := await idempotent_request.find_existing()) is not None:
         return await _response(call, existing_run.id, is_repeat=True)
     # A large file takes seconds, which must not block other requests.
-    stream = await asyncio.to_thread(_parse_workstream, workstream_input)
+    workstream_spec = await asyncio.to_thread(_parse_workstream, workstream_input)
     await call.app.tenants.check_queue(call.caller.tenant)
     try:
-        workstream = await _service(call).create(
+        workstream_record = await _service(call).create(
             call.caller.tenant,
-            stream,
+            workstream_spec,
             id=idempotent_request.id,
             by=call.caller.person,
             request_id=call.request.id,
@@ -72,7 +72,7 @@ async def create_workstream(call: Call) -> JsonResponse:
         if (existing_run := await idempotent_request.find_existing()) is not None:
             return await _response(call, existing_run.id, is_repeat=True)
         raise
-    return await _response(call, workstream.id, is_repeat=False)
+    return await _response(call, workstream_record.id, is_repeat=False)
 
 
 async def _response(call: Call, workstream_id: str, *, is_repeat: bool) -> JsonResponse:
@@ -93,17 +93,17 @@ def _parse_workstream(workstream_input: wire.WorkstreamInput) -> model.Workstrea
     problems: Sequence[str]
     if workstream_input.file is not None:
         parse_result = parse.parse_file(workstream_input.file, workstream_input.name or parse.DEFAULT_FILE)
-        stream, problems = (
+        workstream_spec, problems = (
             parse_result.workstream,
             [str(problem) for problem in parse_result.problems if not problem.is_warning],
         )
     else:
-        stream, problems = parse.parse_values(workstream_input.spec)
-    if stream is None:
+        workstream_spec, problems = parse.parse_values(workstream_input.spec)
+    if workstream_spec is None:
         more_text = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
         raise Refused("bad_request", "; ".join(problems[:MAX_PROBLEMS]) + more_text)
     return replace(
-        stream,
+        workstream_spec,
         **({"project": workstream_input.project} if workstream_input.project else {}),
         **({"base": parse.parse_branch_name(workstream_input.base)} if workstream_input.base else {}),
     )
@@ -226,9 +226,9 @@ def _summary_fields(run_record: Run, now: int) -> dict[str, Any]:
 def _serialize(
     run_records: RunRecords, workstream_record: records.Workstream, queues: Sequence[QueueView], now: int
 ) -> wire.Workstream:
-    stream = msgspec.convert(workstream_record.spec, model.Workstream)
+    workstream_spec = msgspec.convert(workstream_record.spec, model.Workstream)
     jobs_by_name = {job.spec.name: job for job in run_records.jobs}
-    task_names_by_stage = task_levels(stream)
+    task_names_by_stage = task_levels(workstream_spec)
     stage_by_task = {
         task_name: stage_number
         for stage_number, task_names in enumerate(task_names_by_stage, 1)
@@ -245,11 +245,11 @@ def _serialize(
             workstream_record,
             now,
         )
-        for task in stream.tasks
+        for task in workstream_spec.tasks
     ]
     states = [(task_state(job), job.spec.is_required) for job in run_records.jobs]
     summary_fields = _summary_fields(run_records.run, now)
-    merge = _serialize_merge(stream, workstream_record, queues)
+    merge = _serialize_merge(workstream_spec, workstream_record, queues)
     job_progress = progress(run_records.jobs)
     last_attempts = run_records.attempts.get(job_progress.failed.id, [])[-1:] if job_progress.failed is not None else []
     return wire.Workstream(
@@ -341,7 +341,7 @@ def _serialize_commits(integrated_task: records.IntegratedTask | None) -> wire.T
 
 
 def _serialize_merge(
-    stream: model.Workstream, workstream_record: records.Workstream, queues: Sequence[QueueView]
+    workstream_spec: model.Workstream, workstream_record: records.Workstream, queues: Sequence[QueueView]
 ) -> wire.WorkstreamMerge:
     positioned_entries = [
         (position, (entry, next((batch for batch in queue.batches if batch.number == entry.batch), None), queue))
@@ -351,7 +351,7 @@ def _serialize_merge(
     ]
     position, (entry, batch, queue) = positioned_entries[0] if positioned_entries else (0, (None, None, None))
     return wire.WorkstreamMerge(
-        method=stream.merge.method if stream.merge is not False else NONE,
+        method=workstream_spec.merge.method if workstream_spec.merge is not False else NONE,
         position=position,
         ahead=max(0, position - 1),
         doing=batch.doing if batch is not None else "",

@@ -371,7 +371,10 @@ class MessageHandlers:
             raise Refused("bad_request", f"the lease is not for job {short_repr(message.job_id)}; name its own")
 
     async def _response(self, message: RunnerMessage, decision: Decision) -> ServerMessage:
-        """Return the answer to an accepted message. It has the remaining time and any cancel request."""
+        """Return the answer to a message whose command was applied.
+
+        That to an AckLease or a Heartbeat has the remaining time and any cancel request.
+        """
         attempt_record = decision.record
         assert isinstance(attempt_record, Attempt)
         if isinstance(message, Complete):

@@ -232,12 +232,12 @@ class ApiApp:
     async def _handle_call(self, call: Call) -> JsonResponse | StreamingResponse:
         route = call.route
         async with self._app_state.tenants.request_slots.slot(call.caller.tenant):
-            response = await HANDLERS[route.id](call)
-        if isinstance(response, StreamingResponse):
-            return response
-        if not isinstance(response, JsonResponse):
-            return JsonResponse(value=response, status=route.status)
-        return response if response.status else msgspec.structs.replace(response, status=route.status)
+            handler_result = await HANDLERS[route.id](call)
+        if isinstance(handler_result, StreamingResponse):
+            return handler_result
+        if not isinstance(handler_result, JsonResponse):
+            return JsonResponse(value=handler_result, status=route.status)
+        return handler_result if handler_result.status else msgspec.structs.replace(handler_result, status=route.status)
 
 
 def _find_route(request: Request) -> tuple[Route, list[str]]:

@@ -31,7 +31,7 @@ class TtlCache(Generic[K, V]):
         return value
 
     def update(self, key: K, change_value: Callable[[V], V]) -> None:
-        """Replace the cached value of a key, if there is one, by `change(value)`.
+        """Replace the cached value of a key, if there is one, by `change_value(value)`.
 
         It expires at the same time as before.
         """
