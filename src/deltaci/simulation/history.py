@@ -332,5 +332,5 @@ class _ErrorLogHandler(logging.Handler):
 
 
 def _memory_folder() -> str | None:
-    """Return a folder in memory, if the system has one, so that the files of runners are never written to a disk."""
+    """Return a folder in memory, or None, so that the files of runners are never written to a disk."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -246,10 +246,10 @@ class SimCell:
         self._exit_future: asyncio.Future[tuple[int | None, int | None, bool]] | None = None
         self._is_paused = False
         self._seconds_left = 0.0
-        self._ends_at = 0.0
-        self._code = 0
-        self._timer: Any = None
-        self._resumed_timer: Any = None
+        self._step_ends_at = 0.0
+        self._exit_code = 0
+        self._step_end_timer: Any = None
+        self._record_resume_timer: Any = None
 
     async def open(self) -> None:
         """Do nothing."""
@@ -291,7 +291,7 @@ class SimCell:
             return Exit(None, KILLED, 0.0)
         seconds_text, code_text, *flags = script.split()
         machine = self._machine
-        self._code, self._is_stubborn, self._is_rule = int(code_text), "stubborn" in flags, "rule" in flags
+        self._exit_code, self._is_stubborn, self._is_rule = int(code_text), "stubborn" in flags, "rule" in flags
         self._exit_future = machine.loop.create_future()
         started_at = machine.loop.now
         machine.running[self.handle.marker] = self
@@ -311,25 +311,25 @@ class SimCell:
 
     def _resume(self, seconds: float) -> None:
         loop = self._machine.loop
-        self._ends_at = loop.now + seconds
-        self._timer = loop.call_outside(seconds, lambda: self._end(self._code, None))
+        self._step_ends_at = loop.now + seconds
+        self._step_end_timer = loop.call_outside(seconds, lambda: self._end(self._exit_code, None))
 
     def freeze(self) -> None:
         """Stop the running step's clock."""
         if self._is_paused:
             return
         self._is_paused = True
-        self._timer.cancel()
-        if self._resumed_timer is not None:
-            self._resumed_timer.cancel()
-        self._seconds_left = max(0.0, self._ends_at - self._machine.loop.now)
+        self._step_end_timer.cancel()
+        if self._record_resume_timer is not None:
+            self._record_resume_timer.cancel()
+        self._seconds_left = max(0.0, self._step_ends_at - self._machine.loop.now)
         self._machine.executions.record_pause(*self._lease, self._machine.name)
 
     def thaw(self) -> None:
         """Continue the step, unless its machine is still frozen."""
         if self._is_paused and not self._machine.is_frozen:
             self._is_paused = False
-            self._resumed_timer = self._machine.loop.call_outside(MAX_OVERRUN_SECONDS, self._record_resume)
+            self._record_resume_timer = self._machine.loop.call_outside(MAX_OVERRUN_SECONDS, self._record_resume)
             self._resume(self._seconds_left)
 
     @property
@@ -352,7 +352,7 @@ class SimCell:
         machine, marker = self._machine, self.handle.marker
         if machine.running.pop(marker, None) is None or self._exit_future is None:
             return
-        self._timer.cancel()
+        self._step_end_timer.cancel()
         if self._resumed_timer is not None:  # Otherwise it would record the next step of the cell a second time.
             self._resumed_timer.cancel()
         machine.executions.record_end(*self._lease, machine.name, exit_code, is_rule=self._is_rule)
@@ -411,7 +411,7 @@ class SimKeeper:
         self.node = Node(f"{machine.name}.keeper")
         self._context = copy_context()
         self._context.run(CURRENT_NODE.set, self.node)
-        self._timer: Any = None
+        self._advance_timer: Any = None
         self._keeper = LeaseKeeper(
             machine.connect,
             send_to_runner,
@@ -457,15 +457,15 @@ class SimKeeper:
 
     def _advance(self) -> None:
         self._keeper.advance()
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._advance_timer is not None:
+            self._advance_timer.cancel()
         machine = self._machine
         virtual_seconds = self._keeper.wait_seconds() / machine.clock_rate
-        self._timer = machine.loop.call_later(virtual_seconds, self._advance, context=self._context)
+        self._advance_timer = machine.loop.call_later(virtual_seconds, self._advance, context=self._context)
 
     def _leave(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._advance_timer is not None:
+            self._advance_timer.cancel()
         stop_future = self._machine.loop.run_in_executor(None, self._keeper.stop_all)
         stop_future.add_done_callback(lambda _: self._machine.loop.kill(self.node))
 

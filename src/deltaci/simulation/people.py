@@ -546,7 +546,7 @@ class People:
         await self._client.submit("shutdown", worker.Shutdown(**common_fields), random, conflicting_shutdown)
 
     async def _register_idle_worker(self, worker_id: str, random: Random) -> None:
-        """Register a worker that never polls for work, and try to register its token a second time."""
+        """Register a worker that never polls for work, try its token again, and sometimes shut it down later."""
         if not await self._client.register(worker_id, 2, random):
             return
         if random.random() < 0.5:
