@@ -125,7 +125,10 @@ class Mirrors:
 
 
 class Mirror(BareRepository):
-    """The mirror of one project's repository. A commit is fetched when it is first needed, and stays."""
+    """The mirror of one project's repository. A commit is fetched with its history when it is first needed.
+
+    A mirror that has become too large is deleted and created again.
+    """
 
     def __init__(self, mirrors: Mirrors, project: MirroredProject, folder: Path, lock: asyncio.Lock) -> None:
         super().__init__(mirrors.git, folder)

@@ -353,8 +353,8 @@ class SimCell:
         if machine.running.pop(marker, None) is None or self._exit_future is None:
             return
         self._step_end_timer.cancel()
-        if self._resumed_timer is not None:  # Otherwise it would record the next step of the cell a second time.
-            self._resumed_timer.cancel()
+        if self._record_resume_timer is not None:  # Otherwise it would record the next step of the cell a second time.
+            self._record_resume_timer.cancel()
         machine.executions.record_end(*self._lease, machine.name, exit_code, is_rule=self._is_rule)
         if not self._exit_future.done():
             self._exit_future.set_result((exit_code, signal_number, is_timed_out))

@@ -171,10 +171,10 @@ class Automaton:
 
     def _bits(self, positions: Iterable[int]) -> int:
         """Return an integer in which the bits of these positions are set."""
-        bits = bytearray(self.size // 8 + 1)
+        packed_bits = bytearray(self.size // 8 + 1)
         for position in positions:
-            bits[position // 8] |= 1 << (position % 8)
-        return int.from_bytes(bits, "little")
+            packed_bits[position // 8] |= 1 << (position % 8)
+        return int.from_bytes(packed_bits, "little")
 
 
 def _mask_for(positions_by_set: dict[CharacterSet, int], character: str) -> int:
