@@ -37,11 +37,9 @@ def select_by_ids(count: int) -> str:
 
 def split_ids(ids: Iterable[str]) -> tuple[list[str], list[str]]:
     """Return the ids of other records, and those of resources."""
-    other_ids: list[str] = []
-    resource_ids: list[str] = []
-    for id in ids:
-        (resource_ids if id.startswith(RESOURCE_PREFIX) else other_ids).append(id)
-    return other_ids, resource_ids
+    all_ids = list(ids)
+    resource_ids = [id for id in all_ids if id.startswith(RESOURCE_PREFIX)]
+    return [id for id in all_ids if not id.startswith(RESOURCE_PREFIX)] if resource_ids else all_ids, resource_ids
 
 
 def split_puts(puts: Sequence[Put]) -> tuple[list[Put], list[Put]]:
